@@ -16,7 +16,7 @@ from verl_prometheus.gpu.reading import GpuProcess
 Values = dict[str, Any]
 Field = Callable[[Any], Values]
 
-THROTTLE_REASONS = {
+_THROTTLE_BITS = {
     pynvml.nvmlClocksThrottleReasonSwPowerCap: "sw_power_cap",
     pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",
     pynvml.nvmlClocksThrottleReasonSyncBoost: "sync_boost",
@@ -64,7 +64,7 @@ def sm_clock(handle: Any) -> Values:
 
 def throttling(handle: Any) -> Values:
     bits = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-    return {"throttle_reasons": frozenset(reason for bit, reason in THROTTLE_REASONS.items() if bits & bit)}
+    return {"throttle_reasons": frozenset(reason for bit, reason in _THROTTLE_BITS.items() if bits & bit)}
 
 
 def ecc_errors(handle: Any) -> Values:

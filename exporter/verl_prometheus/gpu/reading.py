@@ -5,6 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+THROTTLE_REASONS = (
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal_slowdown",
+    "hw_thermal_slowdown",
+    "hw_power_brake_slowdown",
+)
+
 
 @dataclass(frozen=True)
 class GpuProcess:
@@ -34,7 +43,7 @@ class GpuReading:
     energy_joules: float | None = None
     temperature_celsius: float | None = None
     sm_clock_hertz: float | None = None
-    throttle_reasons: frozenset[str] | None = None
+    throttle_reasons: frozenset[str] | None = None  # of THROTTLE_REASONS, those that hold the clocks down now
     uncorrectable_ecc_errors: int | None = None
     last_xid: int | None = None
     last_xid_timestamp: float | None = None
