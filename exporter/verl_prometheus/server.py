@@ -1,0 +1,151 @@
+"""HTTP: /metrics, /-/healthy and a landing page, on threads of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import socket
+import socketserver
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from verl_prometheus.errors import ErrorLog
+from verl_prometheus.exposition import Exposition
+
+PORTS_TO_TRY = 200
+logger = logging.getLogger("verl_prometheus")
+
+
+class MetricsServer:
+    """Serves an `Exposition` and an HTML `page` until closed. Raises OSError if it cannot listen.
+
+    A taken `port` is answered with the next free one; 0 takes any. An empty `address` listens on all.
+    """
+
+    def __init__(
+        self, exposition: Exposition, page: Callable[[], str], errors: ErrorLog, address: str = "", port: int = 9400
+    ) -> None:
+        self._scraped = threading.Condition()
+        self._last_scrape_began = 0.0  # monotonic, of the last one that was answered in full
+        self._http = _listen(address, port, _handler(self, exposition, page, errors))
+        self.port: int = self._http.server_address[1]
+        if port and self.port != port:
+            logger.warning("verl-prometheus: port %d is taken, serving on %d", port, self.port)
+        _close_in_children(self._http.socket)
+        self._thread = threading.Thread(
+            target=self._http.serve_forever, args=(0.2,), name="verl-prometheus", daemon=True
+        )
+        self._thread.start()
+
+    def was_scraped_within(self, seconds: float) -> bool:
+        return self._last_scrape_began > 0 and time.monotonic() - self._last_scrape_began <= seconds
+
+    def wait_for_scrape(self, seconds: float) -> bool:
+        """Wait until a scrape that begins after this call is answered; False if none was within `seconds`."""
+        now = time.monotonic()
+        with self._scraped:
+            return self._scraped.wait_for(lambda: self._last_scrape_began > now, timeout=seconds)
+
+    def close(self) -> None:
+        """Stop listening; returns when the port is free."""
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join(timeout=5)
+
+    def scraped(self, began: float) -> None:
+        with self._scraped:
+            self._last_scrape_began = max(self._last_scrape_began, began)
+            self._scraped.notify_all()
+
+
+class _HTTPServer(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def server_bind(self) -> None:
+        """Without the name look-up of HTTPServer, which can take seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A scraper that hangs up is nobody's error."""
+
+
+def _listen(address: str, port: int, handler: type[BaseHTTPRequestHandler]) -> ThreadingHTTPServer:
+    class Server(_HTTPServer):
+        address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+
+    for candidate in range(port, min(port + PORTS_TO_TRY, 65535) + 1) if port else (0,):
+        try:
+            return Server((address, candidate), handler)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(errno.EADDRINUSE, f"no free port from {port} to {candidate}")
+
+
+def _close_in_children(listener: socket.socket) -> None:
+    """Forked children (data loaders) would keep the port open after this process has closed it."""
+    reference = weakref.ref(listener)
+
+    def close() -> None:
+        if (inherited := reference()) is not None:
+            inherited.close()
+
+    os.register_at_fork(after_in_child=close)
+
+
+def _handler(
+    server: MetricsServer, exposition: Exposition, page: Callable[[], str], errors: ErrorLog
+) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 30  # of a client that says nothing
+        server_version = "verl-prometheus"
+        sys_version = ""
+
+        def do_GET(self) -> None:
+            began = time.monotonic()
+            path = self.path.partition("?")[0]
+            try:
+                if path == "/metrics":
+                    body, headers = exposition.render(
+                        self.headers.get("Accept", ""), self.headers.get("Accept-Encoding", "")
+                    )
+                elif path == "/-/healthy":
+                    body, headers = b"OK\n", {"Content-Type": "text/plain; charset=utf-8"}
+                elif path == "/":
+                    body, headers = page().encode(), {"Content-Type": "text/html; charset=utf-8"}
+                else:
+                    self.send_error(HTTPStatus.NOT_FOUND)
+                    return
+            except Exception as error:
+                errors.add(f"page {path}", error)
+                self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
+                return
+            with contextlib.suppress(ConnectionError):
+                self._send(body, headers)
+                if path == "/metrics" and self.command == "GET":
+                    server.scraped(began)
+
+        do_HEAD = do_GET
+
+        def _send(self, body: bytes, headers: dict[str, str]) -> None:
+            self.send_response(HTTPStatus.OK)
+            for name, value in (headers | {"Content-Length": str(len(body))}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+            self.wfile.flush()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nobody wants a line per scrape."""
+
+    return Handler
