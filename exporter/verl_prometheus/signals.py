@@ -133,10 +133,9 @@ class _Signal:
         moments = Moments.of(self.last)
         window = self._window.moments().merge(moments)
         steps = self.steps + moments.number
+        peak, trough = self.peak, self.trough
         if moments.number and steps >= self._lengths.window:
             peak, trough = self._extremes(window.mean)
-        else:
-            peak, trough = self.peak, self.trough
         return SignalView(
             last=self.last,
             window=window if window.number else None,
