@@ -14,7 +14,7 @@ from verl_prometheus.gpu.nvml_fields import BOARD, COMPUTE, Field, FieldSet, Val
 from verl_prometheus.gpu.reading import GpuReading, NodeReading
 from verl_prometheus.gpu.xid import XidEvents
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("verl_prometheus")
 
 _LOST = {pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED, pynvml.NVML_ERROR_UNINITIALIZED}
 _REFUSED = {

@@ -305,3 +305,64 @@ int nvmlEventSetWait_v2(struct handle *set, struct event_data *out, unsigned tim
     }
     return TIMEOUT;
 }
+
+/* What only the benchmark's peer asks for; it must not have to handle refusals that a data-centre GPU does not make. */
+
+int nvmlSystemGetCudaDriverVersion(int *version) { return nvmlSystemGetCudaDriverVersion_v2(version); }
+
+struct temperature { unsigned version, sensor; int celsius; };
+int nvmlDeviceGetTemperatureV(struct handle *handle, struct temperature *out) {
+    ENTER(TEMPERATURE);
+    out->celsius = (int)device->temperature_c;
+    return SUCCESS;
+}
+static int number(struct handle *handle, unsigned *out, unsigned value) {
+    ENTER(OTHER);
+    (void)device;
+    *out = value;
+    return SUCCESS;
+}
+int nvmlDeviceGetPowerManagementLimit(struct handle *handle, unsigned *out) { return number(handle, out, 700000); }
+int nvmlDeviceGetFanSpeed(struct handle *handle, unsigned *out) { return number(handle, out, 0); }
+int nvmlDeviceGetPcieThroughput(struct handle *handle, unsigned counter, unsigned *out) {
+    (void)counter;
+    return number(handle, out, 1000);
+}
+static int codec(struct handle *handle, unsigned *utilization, unsigned *period_us) {
+    *period_us = 167000;
+    return number(handle, utilization, 0);
+}
+int nvmlDeviceGetEncoderUtilization(struct handle *handle, unsigned *out, unsigned *us) { return codec(handle, out, us); }
+int nvmlDeviceGetDecoderUtilization(struct handle *handle, unsigned *out, unsigned *us) { return codec(handle, out, us); }
+
+struct field { uint32_t id, scope; int64_t timestamp, latency; uint32_t type, result; uint64_t value; };
+int nvmlDeviceGetFieldValues(struct handle *handle, int count, struct field *out) {
+    ENTER(OTHER);
+    (void)device;
+    for (int i = 0; i < count; i++) out[i].type = 3, out[i].result = SUCCESS, out[i].value = 0;
+    return SUCCESS;
+}
+struct process_utilization { unsigned pid; unsigned long long timestamp; unsigned sm, memory, encoder, decoder; };
+int nvmlDeviceGetProcessUtilization(struct handle *handle, struct process_utilization *out, unsigned *count,
+                                    unsigned long long since) {
+    (void)since;
+    ENTER(OTHER);
+    unsigned room = *count;
+    *count = device->process_count;
+    if (!out || room < *count) return INSUFFICIENT_SIZE;
+    for (unsigned i = 0; i < *count; i++)
+        out[i] = (struct process_utilization){device->processes[i].pid, 1, 50, 10, 0, 0};
+    return SUCCESS;
+}
+struct confidential_memory { unsigned long long protected_kib, unprotected_kib; };
+int nvmlDeviceGetConfComputeMemSizeInfo(struct handle *handle, struct confidential_memory *out) {
+    ENTER(OTHER);
+    *out = (struct confidential_memory){0, device->memory_total / 1024};
+    return SUCCESS;
+}
+/* Its being there tells the peer which layout the process list has. */
+int nvmlDeviceGetRunningProcessDetailList(struct handle *handle, void *list) {
+    (void)handle;
+    (void)list;
+    return NOT_SUPPORTED;
+}

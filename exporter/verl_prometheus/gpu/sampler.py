@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from verl_prometheus.distribution import Distribution
+from verl_prometheus.errors import ErrorLog
 from verl_prometheus.gpu.reading import GpuReader, GpuReading, NodeReading
 from verl_prometheus.gpu.roles import UNKNOWN, memory_by_role
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("verl_prometheus")
 
-MIN_INTERVAL = 0.1  # seconds
 UTILIZATION_BUCKETS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 MEMORY_BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
 
@@ -52,16 +52,18 @@ class GpuSnapshot:
 class GpuSampler:
     """Reads every `interval` seconds in a daemon thread of its own, from `start` to `stop`.
 
-    `classify` gives the role of each of the given PIDs. Whatever goes wrong in the thread stays there: it is counted
-    in `errors`, logged when it is new, and the sampling goes on.
+    `classify` gives the role of each of the given PIDs. Whatever goes wrong in the thread goes to `errors`, and the
+    sampling goes on.
     """
 
     def __init__(
-        self, reader: GpuReader, classify: Callable[[Iterable[int]], Mapping[int, str]], interval: float = 1.0
+        self,
+        reader: GpuReader,
+        classify: Callable[[Iterable[int]], Mapping[int, str]],
+        errors: ErrorLog,
+        interval: float = 1.0,
     ) -> None:
-        if not interval >= MIN_INTERVAL:
-            raise ValueError(f"gpu.interval must be at least {MIN_INTERVAL} seconds, not {interval:g}")
-        self.errors = 0
+        self._errors = errors
         self._reader = reader
         self._classify = classify
         self._interval = interval
@@ -73,7 +75,6 @@ class GpuSampler:
         self._sampled_at = time.monotonic()
         self._processes: list[object] = []  # what _role_memory was made from
         self._unknown_reported = False
-        self._last_error = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="verl-prometheus-gpu", daemon=True)
 
@@ -112,10 +113,7 @@ class GpuSampler:
             try:
                 self.sample()
             except Exception as error:
-                self.errors += 1
-                if str(error) != self._last_error:
-                    self._last_error = str(error)
-                    logger.warning("a GPU sample failed, going on", exc_info=True)
+                self._errors.add("gpu", error)
             due = max(due + self._interval, time.monotonic())
             if self._stopping.wait(due - time.monotonic()):
                 break
