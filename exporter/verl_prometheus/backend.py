@@ -16,6 +16,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from verl_prometheus import __version__, catalog, hyperparameters, page
+from verl_prometheus.catalog import printable
 from verl_prometheus.collectors.exporter import ExporterCollector
 from verl_prometheus.collectors.phases import PhaseCollector
 from verl_prometheus.collectors.run import RunCollector
@@ -82,8 +83,8 @@ class PrometheusBackend:
         self._run = RunState(catalog.load(), self.settings.max_series)
         self._log_duration = Distribution(LOG_DURATION_BUCKETS)
         self._identity = RunIdentity(
-            project=str(project),
-            experiment=str(experiment),
+            project=printable(str(project)),
+            experiment=printable(str(experiment)),
             run_id=uuid.uuid4().hex,
             started=time.time(),
             step_target=step_target or hyperparameters.step_target(config),

@@ -96,8 +96,7 @@ class Catalog:
         self.series = functools.lru_cache(CACHED_KEYS)(self._series)
 
     def _series(self, key: str) -> Series:
-        """The series of a verl key; total: every string has one, and no two keys share one."""
-        key = printable(key)
+        """The series of a verl key (`printable`); total: every one has a series, and no two share one."""
         candidates = (self._literal[key],) if key in self._literal else self._patterns
         series = next((series for rule in candidates if (series := rule.series(key)) is not None), None)
         if series is None:

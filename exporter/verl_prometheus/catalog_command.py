@@ -47,7 +47,7 @@ def _keys(sources: Iterable[str]) -> Iterator[str]:
         if source.endswith((".jsonl", ".json")) or Path(source).is_file():
             seen.update(dict.fromkeys(_keys_of_file(Path(source))))
         else:
-            seen[source] = None
+            seen[catalog.printable(source)] = None
     return iter(seen)
 
 

@@ -16,10 +16,11 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; returns the exit status. Bad input is a one-line error on stderr and status 2."""
+    argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="verl-prometheus", description="A verl run as a Prometheus target.")
     subparsers = parser.add_subparsers(dest="command", required=True)
-    for name, module_name in COMMANDS.items():
-        module = importlib.import_module(module_name)
+    for name in [argv[0]] if argv and argv[0] in COMMANDS else COMMANDS:  # all of them only for the help
+        module = importlib.import_module(COMMANDS[name])
         subparser = subparsers.add_parser(name, help=module.HELP, description=module.HELP)
         module.arguments(subparser)
         subparser.set_defaults(run=module.run)

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from verl_prometheus.catalog import printable
+
 LONGEST_VALUE = 200
 
 COMPARED = (
@@ -109,4 +111,4 @@ def step_target(config: object) -> int | None:
 
 def _text(value: object) -> str:
     """A label value: short, and without the credentials that a URL may hold."""
-    return re.sub(r"(?<=://)[^/@\s]*@", "", str(value))[:LONGEST_VALUE]
+    return printable(re.sub(r"(?<=://)[^/@\s]*@", "", str(value))[:LONGEST_VALUE])

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any, NamedTuple
 
-from verl_prometheus.catalog import Catalog
+from verl_prometheus.catalog import Catalog, printable
 from verl_prometheus.distribution import Distribution
 from verl_prometheus.values import NotANumber, number
 
@@ -35,7 +35,7 @@ class RunIdentity:
 
 @dataclass(frozen=True)
 class StepSnapshot:
-    """Everything a scrape needs to know of a run. Keys are verl's, values as logged, times Unix seconds."""
+    """Everything a scrape needs to know of a run. Keys are verl's (printable), values as logged, times Unix seconds."""
 
     state: str = "starting"  # then running, then finished or failed
     step: int | None = None
@@ -245,7 +245,7 @@ class RunState:
         return plan
 
     def _make_plan(self, keys: tuple[Any, ...]) -> _Plan:
-        names = tuple(key if type(key) is str else _name(key) for key in keys)
+        names = tuple(printable(key if type(key) is str else _name(key)) for key in keys)
         series = [self._catalog.series(name) for name in names]
         phases = [one.label("phase") if one.family == "verl_timing_seconds" else None for one in series]
         step_time = next((names.index(key) for key in STEP_TIME_KEYS if key in names), None)

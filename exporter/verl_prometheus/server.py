@@ -121,7 +121,7 @@ def _handler(
                 elif path == "/-/healthy":
                     body, headers = b"OK\n", {"Content-Type": "text/plain; charset=utf-8"}
                 elif path == "/":
-                    body, headers = page().encode(), {"Content-Type": "text/html; charset=utf-8"}
+                    body, headers = page().encode(errors="replace"), {"Content-Type": "text/html; charset=utf-8"}
                 else:
                     self.send_error(HTTPStatus.NOT_FOUND)
                     return

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from verl_prometheus.catalog import printable
+
 ENVIRONMENT_PREFIX = "VERL_PROMETHEUS_"
 DEFAULT_TARGETS_DIR = "/tmp/verl-prometheus/targets"
 OWN_LABELS = frozenset(
@@ -91,7 +93,7 @@ def _labels(value: Any) -> dict[str, str]:
         value = {name.strip(): text.strip() for name, _, text in pairs}
     if not isinstance(value, Mapping):
         raise ValueError("must be a mapping of label names to values, such as {team: rl}")
-    labels = {str(name): str(text) for name, text in value.items()}
+    labels = {str(name): printable(str(text)) for name, text in value.items()}
     for name in labels:
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
             raise ValueError(f"{name!r} is no label name: use letters, digits and underscores")

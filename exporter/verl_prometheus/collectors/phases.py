@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from prometheus_client.metrics_core import Metric
 
+from verl_prometheus.catalog import printable
 from verl_prometheus.collectors.families import add, gauge, histogram
 from verl_prometheus.phases import PhaseTracker
 from verl_prometheus.run import StepSnapshot
@@ -29,8 +30,8 @@ class PhaseCollector:
         phases = self._tracker.read()
         active, began = gauge("verl_phase_active"), gauge("verl_phase_start_timestamp_seconds")
         for phase in phases.known:
-            active.add_metric((phase,), float(phase in phases.active))
+            active.add_metric((printable(phase),), float(phase in phases.active))
         for phase, start in phases.active.items():
-            began.add_metric((phase,), start)
+            began.add_metric((printable(phase),), start)
         yield active
         yield began

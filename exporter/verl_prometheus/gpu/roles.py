@@ -18,7 +18,7 @@ _ROLLOUT_TITLE = re.compile(r"VLLM::|sglang::|ray::\w*(vLLM|SGLang|TRTLLM|Checkp
 _TRAIN_TITLE = re.compile(
     r"ray::(WorkerDict|FusedWorker|\w*(Actor|Critic|Training)\w*Worker)|(?!ray::).*verl[./]trainer\b"
 )
-_RAYLET = "/raylet/raylet"  # a local cluster's is a child of the driver, which is no parent to look at
+RAYLET = "/raylet/raylet"  # a local cluster's is a child of the driver, which is no parent to look at
 _MOST_PARENTS = 16
 _UNLISTED_BYTES = 2**30  # more than a driver keeps for itself on a GPU that no process uses
 
@@ -47,7 +47,7 @@ class ProcessRoles:
                 if _TRAIN_TITLE.match(title):
                     return TRAIN
                 pid = self._parent(pid)
-                if pid <= 1 or _RAYLET in title:
+                if pid <= 1 or RAYLET in title:
                     break
         except (FileNotFoundError, ProcessLookupError):
             return UNKNOWN
