@@ -12,7 +12,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 
 from helpers.prometheus import binary_folders
-
 from verl_prometheus.backend import PrometheusBackend
 from verl_prometheus.settings import Settings
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from helpers.fixtures import RUNS, calls
 from helpers.prometheus import get
 from helpers.scrape import OPENMETRICS, Scrape
-
 from verl_prometheus import __version__, catalog
 from verl_prometheus.backend import PrometheusBackend
 from verl_prometheus.settings import Settings, SettingsError

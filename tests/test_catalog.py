@@ -2,10 +2,10 @@ import re
 from pathlib import Path
 
 import pytest
-from helpers.fixtures import RUNS, calls
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.fixtures import RUNS, calls
 from verl_prometheus import catalog
 from verl_prometheus.catalog_command import markdown
 

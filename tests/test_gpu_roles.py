@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from verl_prometheus.gpu.reading import GpuProcess, GpuReading
 from verl_prometheus.gpu.roles import ProcessRoles, memory_by_role
 

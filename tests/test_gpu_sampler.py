@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pynvml
 import pytest
-from fake_nvml import GIB, FakeNvml
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+
+from fake_nvml import GIB, FakeNvml
 from verl_prometheus.collectors.gpu import GpuCollector
 from verl_prometheus.errors import ErrorLog
 from verl_prometheus.gpu.reading import GpuReading, NodeReading

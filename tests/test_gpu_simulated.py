@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+
 from verl_prometheus.gpu.reading import GpuReading
 from verl_prometheus.gpu.roles import memory_by_role
 from verl_prometheus.gpu.simulated import SimulatedGpus

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
+
 from fake_nvml import GIB, FakeNvml, unload_pynvml
 from verl_prometheus.gpu.reading import GpuProcess, GpuReading, NodeReading
 from verl_prometheus.nvml import Nvml

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.prometheus import get
-from helpers.scrape import Scrape
 from verl.utils.debug import marked_timer
 from verl.utils.profiler import simple_timer
 from verl.utils.tracking import Tracking
 
+from helpers.prometheus import get
+from helpers.scrape import Scrape
 from verl_prometheus import plugin
 from verl_prometheus.phases import TRACKER, PhaseTracker
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.fixtures import RUNS, calls
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.fixtures import RUNS, calls
 from verl_prometheus import catalog
 from verl_prometheus.catalog import printable
 from verl_prometheus.distribution import Distribution

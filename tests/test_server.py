@@ -7,13 +7,13 @@ import urllib.error
 from collections.abc import Iterable, Iterator
 
 import pytest
-from helpers.prometheus import free_port, get
-from helpers.scrape import OPENMETRICS, Scrape
-from helpers.waiting import wait_for
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from helpers.prometheus import free_port, get
+from helpers.scrape import OPENMETRICS, Scrape
+from helpers.waiting import wait_for
 from verl_prometheus.errors import ErrorLog
 from verl_prometheus.exposition import Exposition
 from verl_prometheus.server import MetricsServer

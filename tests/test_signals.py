@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from verl_prometheus.moments import LARGEST
 from verl_prometheus.signals import Lengths, Signals, SignalsView, definitions
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 import yaml
+
 from helpers.waiting import wait_for
 
 

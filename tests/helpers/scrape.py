@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from helpers.prometheus import get
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+
+from helpers.prometheus import get
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
