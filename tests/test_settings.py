@@ -54,6 +54,10 @@ def test_labels(labels: Any) -> None:
         ({"labels": {"my-team": "rl"}}, r"'my-team' is no label name"),
         ({"labels": {"__name__": "rl"}}, r"'__name__' is no label name"),
         ({"labels": {"project": "rl"}}, r"the label 'project' is the exporter's own"),
+        ({"window": 1}, r"trainer\.prometheus\.window is 1: it must be from 2"),
+        ({"thresholds": {"VerlKLExplosion": "x"}}, r"VerlKLExplosion must be a number, not 'x'"),
+        ({"thresholds": {"VerlKLExplosoin": 1}}, r"'VerlKLExplosoin' is no alert: did you mean VerlKLExplosion\?"),
+        ({"thresholds": 3}, r"trainer\.prometheus\.thresholds is 3: it must be a mapping of alerts to numbers"),
         ({"prot": 9400}, r"trainer\.prometheus\.prot is no setting: did you mean trainer\.prometheus\.port\?"),
         ({"linger": 3}, r"did you mean trainer\.prometheus\.linger_seconds\?"),
         (9400, r"trainer\.prometheus is 9400: it must hold settings, such as trainer\.prometheus\.port=9400"),
@@ -62,6 +66,11 @@ def test_labels(labels: Any) -> None:
 def test_a_wrong_setting_is_named_with_its_remedy(section: Any, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         load(section)
+
+
+def test_thresholds() -> None:
+    assert load({"thresholds": {"VerlKLExplosion": "0.5"}}).thresholds == {"VerlKLExplosion": 0.5}
+    assert load({}, VERL_PROMETHEUS_THRESHOLDS="VerlKLExplosion=0.5").thresholds == {"VerlKLExplosion": 0.5}
 
 
 def test_a_wrong_environment_variable_is_named_with_its_remedy() -> None:

@@ -20,6 +20,7 @@ from verl_prometheus.catalog import printable
 from verl_prometheus.collectors.exporter import ExporterCollector
 from verl_prometheus.collectors.phases import PhaseCollector
 from verl_prometheus.collectors.run import RunCollector
+from verl_prometheus.collectors.signals import SignalCollector
 from verl_prometheus.collectors.snapshot import SnapshotCollector
 from verl_prometheus.collectors.training import TrainingCollector
 from verl_prometheus.discovery import TargetsFile
@@ -31,6 +32,7 @@ from verl_prometheus.phases import TRACKER
 from verl_prometheus.run import RunIdentity, RunState
 from verl_prometheus.server import MetricsServer
 from verl_prometheus.settings import Settings, SettingsError
+from verl_prometheus.signals import Lengths, Signals
 
 logger = logging.getLogger("verl_prometheus")
 LOG_DURATION_BUCKETS = (
@@ -80,7 +82,9 @@ class PrometheusBackend:
     ) -> None:
         self.settings = settings
         self._errors = ErrorLog()
-        self._run = RunState(catalog.load(), self.settings.max_series)
+        lengths = Lengths(settings.window, settings.baseline_steps, settings.warmup_steps)
+        signals = Signals(lengths, hyperparameters.response_limit(config))
+        self._run = RunState(catalog.load(), signals, settings.max_series)
         self._log_duration = Distribution(LOG_DURATION_BUCKETS)
         self._identity = RunIdentity(
             project=printable(str(project)),
@@ -149,6 +153,7 @@ class PrometheusBackend:
             RunCollector(self._identity),
             TrainingCollector(catalog.load()),
             PhaseCollector(TRACKER),
+            SignalCollector(self.settings.thresholds),
             ExporterCollector(self._log_duration.copy, self._errors),
         )
         registry.register(SnapshotCollector(self._run, parts, self._errors))

@@ -109,6 +109,15 @@ def step_target(config: object) -> int | None:
     return None
 
 
+def response_limit(config: object) -> float | None:
+    """The longest response that the config allows, in tokens."""
+    for path in ("actor_rollout_ref.rollout.response_length", "data.max_response_length"):
+        value = look_up(config, path)
+        if isinstance(value, int) and value > 0:
+            return float(value)
+    return None
+
+
 def _text(value: object) -> str:
     """A label value: short, and without the credentials that a URL may hold."""
     return printable(re.sub(r"(?<=://)[^/@\s]*@", "", str(value))[:LONGEST_VALUE])

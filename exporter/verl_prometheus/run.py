@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from verl_prometheus.catalog import Catalog, printable
 from verl_prometheus.distribution import Distribution
+from verl_prometheus.signals import Signals, SignalsView
 from verl_prometheus.values import NotANumber, number
 
 PENDING = 8192  # records that may wait for a reader; about 1 KB each
@@ -54,6 +55,7 @@ class StepSnapshot:
     checkpoint_time: float | None = None
     nonfinite: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
+    signals: SignalsView = field(default_factory=lambda: Signals().view())
 
 
 class _Record(NamedTuple):
@@ -86,15 +88,22 @@ class RunState:
     another step. Steps may repeat and go backwards (resume). Validation keeps its last values, with a step of their own.
     """
 
-    def __init__(self, catalog: Catalog, max_series: int = 20_000, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        signals: Signals | None = None,
+        max_series: int = 20_000,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._catalog = catalog
+        self._signals = signals or Signals()
         self._max_series = max_series
         self._clock = clock
         self._pending: deque[_Record] = deque()
         self._folding = threading.Lock()
         self._keys: tuple[Any, ...] = ()
         self._plans: dict[tuple[Any, ...], _Plan] = {}
-        self._snapshot = StepSnapshot()
+        self._snapshot = StepSnapshot(signals=self._signals.view())
         self._exit_code: int | None = None
 
         self._step: int | None = None
@@ -180,6 +189,7 @@ class RunState:
             checkpoint_time=checkpoint_time,
             nonfinite=dict(self._nonfinite),
             dropped=dict(self._dropped),
+            signals=self._signals.view(),
         )
 
     def _fold(self, record: _Record) -> None:
@@ -216,8 +226,10 @@ class RunState:
             self._train_step, self._train_time = step, now
         self._tokens_total += _amount(numbers, plan.tokens) or 0.0
 
+        durations = {}
         for index, phase in plan.phases:
             if (seconds := _amount(numbers, index)) is not None:
+                durations[phase] = seconds
                 if phase not in self._phase_duration:
                     self._phase_duration[phase] = Distribution()
                 self._phase_duration[phase].observe(seconds)
@@ -235,6 +247,7 @@ class RunState:
         if (excess := len(self._values) - self._max_series) > 0:
             self._values = dict(list(self._values.items())[: self._max_series])
             self._dropped["max_series"] += excess
+        self._signals.observe(step, self._values, self._step_seconds if step == self._timed_step else None, durations)
 
     def _plan(self, keys: tuple[Any, ...]) -> _Plan:
         plan = self._plans.get(keys)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from verl_prometheus.alerts import ALERTS
 from verl_prometheus.catalog import printable
 
 ENVIRONMENT_PREFIX = "VERL_PROMETHEUS_"
@@ -87,10 +89,7 @@ def _text(value: Any) -> str:
 
 def _labels(value: Any) -> dict[str, str]:
     if isinstance(value, str):
-        pairs = [item.partition("=") for item in value.split(",") if item.strip()]
-        if any(not equals for _, equals, _ in pairs):
-            raise ValueError("must be name=value pairs separated by commas, such as team=rl,cluster=a")
-        value = {name.strip(): text.strip() for name, _, text in pairs}
+        value = _pairs(value, "team=rl,cluster=a")
     if not isinstance(value, Mapping):
         raise ValueError("must be a mapping of label names to values, such as {team: rl}")
     labels = {str(name): printable(str(text)) for name, text in value.items()}
@@ -100,6 +99,36 @@ def _labels(value: Any) -> dict[str, str]:
         if name in OWN_LABELS:
             raise ValueError(f"the label {name!r} is the exporter's own: choose another name")
     return labels
+
+
+def _thresholds(value: Any) -> dict[str, float]:
+    if isinstance(value, str):
+        value = _pairs(value, "VerlKLExplosion=0.5,VerlEntropyCollapse=0.1")
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a mapping of alerts to numbers, such as {VerlKLExplosion: 0.5}")
+    thresholds = {}
+    for alert, limit in value.items():
+        if alert not in ALERTS:
+            raise ValueError(f"{alert!r} is no alert: did you mean {nearest(str(alert), ALERTS)}?")
+        try:
+            thresholds[str(alert)] = math.nan if isinstance(limit, bool) else float(limit)
+        except (TypeError, ValueError):
+            thresholds[str(alert)] = math.nan
+        if not math.isfinite(thresholds[str(alert)]):
+            raise ValueError(f"{alert} must be a number, not {limit!r}")
+    return thresholds
+
+
+def _pairs(text: str, example: str) -> dict[str, str]:
+    pairs = [item.partition("=") for item in text.split(",") if item.strip()]
+    if any(not equals for _, equals, _ in pairs):
+        raise ValueError(f"must be name=value pairs separated by commas, such as {example}")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Which of `names` somebody who wrote `name` may have meant."""
+    return difflib.get_close_matches(name, list(names), n=1, cutoff=0.0)[0]
 
 
 def _how(parse: Callable[[Any], Any], what: str) -> dict[str, Any]:
@@ -126,6 +155,19 @@ class Settings:
     linger_seconds: float = field(
         default=30.0,
         metadata=_how(_seconds, "At the end, wait at most this long for a last scrape, if anybody has been scraping."),
+    )
+    window: int = field(
+        default=20, metadata=_how(_integer(2, 10_000), "Steps in the rolling window of the health signals.")
+    )
+    baseline_steps: int = field(
+        default=20, metadata=_how(_integer(2, 10_000), "Steps after warm-up that make the frozen baseline of a signal.")
+    )
+    warmup_steps: int = field(
+        default=5, metadata=_how(_integer(0, 10_000), "Steps at the start that no baseline looks at.")
+    )
+    thresholds: dict[str, float] = field(
+        default_factory=dict,
+        metadata=_how(_thresholds, "The run's own alert thresholds: {VerlKLExplosion: 0.5}, or VerlKLExplosion=0.5."),
     )
     max_series: int = field(
         default=20_000, metadata=_how(_integer(1, 10_000_000), "Most series made from verl keys in one scrape.")
@@ -162,10 +204,9 @@ def _parse(
     known: Mapping[str, Any], name: str, full_name: str, value: Any, prefix: str, spell: Callable[[str], str]
 ) -> Any:
     if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
         choices = ", ".join(spell(one) for one in known)
         raise SettingsError(
-            f"{full_name} is no setting: did you mean {prefix}{spell(nearest)}? (There are: {choices}.)"
+            f"{full_name} is no setting: did you mean {prefix}{spell(nearest(name, known))}? (There are: {choices}.)"
         )
     try:
         return known[name].metadata["parse"](value)

@@ -1,0 +1,40 @@
+"""The names of the alerts that prometheus/rules/ defines; public, like the names of the metrics."""
+
+ALERTS = (
+    # the run
+    "VerlRunStalled",
+    "VerlRunFailed",
+    "VerlRunVanished",
+    "VerlNonFiniteValue",
+    "VerlCheckpointOverdue",
+    "VerlSignalMissing",
+    "VerlExporterDegraded",
+    # training
+    "VerlKLCollapse",
+    "VerlKLExplosion",
+    "VerlUpdateKLHigh",
+    "VerlPolicyNotUpdating",
+    "VerlEntropyCollapse",
+    "VerlEntropyExplosion",
+    "VerlRewardCollapse",
+    "VerlRewardHacking",
+    "VerlNoLearningSignal",
+    "VerlGradNormSpike",
+    "VerlClipFractionHigh",
+    "VerlResponseLengthSaturated",
+    "VerlRolloutMismatch",
+    "VerlImportanceWeightsDegenerate",
+    "VerlStaleRollouts",
+    "VerlValueFunctionUseless",
+    "VerlAbortedRollouts",
+    "VerlThroughputRegression",
+    "VerlRolloutLatencyHigh",
+    # GPUs
+    "VerlGpuUtilizationLow",
+    "VerlGpuMemoryNearFull",
+    "VerlGpuXid",
+    "VerlGpuEcc",
+    "VerlGpuThrottled",
+    "VerlGpuStraggler",
+    "VerlGpuMetricsMissing",
+)
