@@ -6,6 +6,9 @@ CACHE := $(CURDIR)/.cache
 # Folders with prometheus, promtool and alertmanager, separated by colons; the tests run on each where versions matter.
 PROMETHEUS_BIN ?= $(CACHE)/prometheus/forky/bin:$(CACHE)/prometheus/bookworm/bin
 export PROMETHEUS_BIN
+# Older verls that the plugin is tested on, without their dependencies.
+VERL_OLDER := 0.6.1 0.7.1 0.8.0
+export VERL_VERSIONS := $(CACHE)/verl
 
 .PHONY: help demo test test-fast lint docs bench clean
 .DEFAULT_GOAL := help
@@ -23,10 +26,10 @@ $(VENV)/ready: pyproject.toml
 demo: $(VENV)/ready ## train a tiny model with verl's real GRPO on CPU and watch it (STEPS=n)
 	@exec $(VENV)/bin/verl-prometheus demo --steps $(STEPS)
 
-test: $(VENV)/ready prometheus ## all tests, real runs included
+test: $(VENV)/ready prometheus $(VERL_OLDER:%=$(VERL_VERSIONS)/%/verl) ## all tests, real runs included
 	$(VENV)/bin/python -m pytest
 
-test-fast: $(VENV)/ready prometheus ## the tests without real verl runs
+test-fast: $(VENV)/ready prometheus $(VERL_OLDER:%=$(VERL_VERSIONS)/%/verl) ## the tests without real verl runs
 	$(VENV)/bin/python -m pytest -m "not real_run"
 
 lint: $(VENV)/ready ## ruff and mypy --strict
@@ -42,6 +45,9 @@ prometheus:
 ifneq (,$(findstring $(CACHE),$(PROMETHEUS_BIN)))
 	@tests/tools/debian-prometheus.sh $(CACHE)/prometheus bookworm forky
 endif
+
+$(VERL_VERSIONS)/%/verl: | $(VENV)/ready
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(VERL_VERSIONS)/$* verl==$*
 
 clean: ## remove what make made
 	rm -rf $(VENV) $(CACHE) outputs

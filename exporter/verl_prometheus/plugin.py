@@ -75,7 +75,7 @@ def patch_tracking(tracking: Any) -> None:
         )
 
     def finish(self: Any, exit_code: int = 0) -> None:
-        """Finalize every configured backend."""
+        """Finalize the backends; verl before 0.9, which has no finish, leaves all but ours to garbage collection."""
         try:
             if original_finish is not None:
                 original_finish(self, exit_code=exit_code)
