@@ -108,6 +108,7 @@ def run(python: str, code: str, environment: dict[str, str], *arguments: object)
 
 def scrape_ms() -> float:
     from prometheus_client import CollectorRegistry, generate_latest
+
     from verl_prometheus.collectors.gpu import GpuCollector
     from verl_prometheus.errors import ErrorLog
     from verl_prometheus.gpu.sampler import GpuSampler
