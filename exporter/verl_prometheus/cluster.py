@@ -38,23 +38,32 @@ class ClusterAgents:
     """Keeps the agents going until `stop`; tells `on_targets`, in a thread of its own, all targets when they change."""
 
     def __init__(self, config: AgentConfig, on_targets: Callable[[Targets], object], errors: ErrorLog) -> None:
+        self._config = config
         self._on_targets = on_targets
         self._errors = errors
+        self._supervisor: Any = None
         self._stopping = threading.Event()
-        self._supervisor = _actor(GpuSupervisor, ray.get_runtime_context().get_node_id(), max_restarts=-1).remote(
-            config
-        )
-        self._thread = threading.Thread(target=self._follow, name="verl-prometheus-cluster", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="verl-prometheus-cluster", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End the agents and withdraw their targets."""
         self._stopping.set()
-        try:
-            ray.kill(self._supervisor)
-        except Exception as error:  # Ray may have ended before us
-            logger.debug("ending the GPU agents: %r", error)
+        if self._supervisor is not None:
+            try:
+                ray.kill(self._supervisor)
+            except Exception as error:  # Ray may have ended before us
+                logger.debug("ending the GPU agents: %r", error)
         self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        try:
+            here = ray.get_runtime_context().get_node_id()
+            self._supervisor = _actor(GpuSupervisor, here, max_restarts=-1).remote(self._config)
+            self._follow()
+            self._on_targets({})
+        except Exception as error:
+            self._errors.add("cluster", error)
 
     def _follow(self) -> None:
         targets: Targets = {}
@@ -66,10 +75,6 @@ class ClusterAgents:
                 if not self._stopping.is_set():
                     self._errors.add("cluster", error)
                     self._stopping.wait(REFRESH_SECONDS)
-        try:
-            self._on_targets({})
-        except Exception as error:
-            self._errors.add("cluster", error)
 
 
 @dataclass
