@@ -12,7 +12,7 @@ from helpers.fixtures import RUNS, calls
 from verl_prometheus import catalog
 from verl_prometheus.catalog import printable
 from verl_prometheus.distribution import Distribution
-from verl_prometheus.run import PENDING, RunState
+from verl_prometheus.run import PENDING, RECORD, RunState
 
 CATALOG = catalog.load()
 
@@ -187,7 +187,7 @@ def test_states(run: RunState) -> None:
 
 
 def test_nobody_reads_for_long_and_nothing_is_lost(run: RunState) -> None:
-    steps = 2 * PENDING
+    steps = PENDING // RECORD + 1000
     for step in range(1, steps + 1):
         run.log({"timing_s/gen": 1.0, "a": float(step)}, step)
     assert run.snapshot.steps_total == steps

@@ -16,7 +16,8 @@ from verl_prometheus.distribution import Distribution
 from verl_prometheus.signals import Signals, SignalsView
 from verl_prometheus.values import NotANumber, number
 
-PENDING = 8192  # records that may wait for a reader; about 1 KB each
+PENDING = 500_000  # numbers that may wait for a reader, 8 bytes each
+RECORD = 32  # numbers that a record takes the place of, itself
 KEPT_PLANS = 64
 STEP_TIME_KEYS = ("perf/time_per_step", "timing_s/step")
 
@@ -143,7 +144,7 @@ class RunState:
             except (NotANumber, ValueError, OverflowError):
                 step, dropped = None, (*dropped, "step")
         self._pending.append(_Record(self._clock(), step, keys, numbers, dropped))
-        if len(self._pending) > PENDING and self._folding.acquire(blocking=False):
+        if len(self._pending) * (len(keys) + RECORD) > PENDING and self._folding.acquire(blocking=False):
             try:
                 self._fold(self._pending.popleft())
             finally:
