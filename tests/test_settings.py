@@ -60,12 +60,52 @@ def test_labels(labels: Any) -> None:
         ({"thresholds": 3}, r"trainer\.prometheus\.thresholds is 3: it must be a mapping of alerts to numbers"),
         ({"prot": 9400}, r"trainer\.prometheus\.prot is no setting: did you mean trainer\.prometheus\.port\?"),
         ({"linger": 3}, r"did you mean trainer\.prometheus\.linger_seconds\?"),
+        ({"journal": 3}, r"trainer\.prometheus\.journal is 3: it must be text"),
+        (
+            {"remote_write": "http://x"},
+            r"remote_write is 'http://x': it must hold settings, such as .*remote_write\.url",
+        ),
+        ({"remote_write": {"ulr": "http://x"}}, r"remote_write\.ulr is no setting: did you mean .*remote_write\.url\?"),
+        ({"remote_write": {"url": "prometheus:9090"}}, r"remote_write\.url is 'prometheus:9090': it must be an http"),
+        ({"remote_write": {"url": "http://h:x/"}}, r"remote_write\.url is 'http://h:x/': it must be an http"),
+        ({"remote_write": {"url": "http://me:pw@h/"}}, r"must not hold credentials"),
+        ({"remote_write": {"headers": {"a b": "c"}}}, r"cannot hold the header 'a b'"),
+        ({"remote_write": {"headers": "team"}}, r"must be name=value pairs"),
+        ({"remote_write": {"timeout_seconds": 0}}, r"must be more than 0 seconds"),
+        ({"remote_write": {"bearer_token_file": "/none"}}, r"must be a file that can be read \(No such file"),
+        ({"remote_write": {"tls_insecure_skip_verify": "si"}}, r"must be true or false"),
+        ({"remote_write": {"username": "me"}}, r"username and .*password_file need each other"),
+        ({"remote_write": {"tls_key_file": __file__}}, r"tls_cert_file and .*tls_key_file need each other"),
+        (
+            {"remote_write": {"username": "me", "password_file": __file__, "bearer_token_file": __file__}},
+            r"username and .*bearer_token_file exclude each other",
+        ),
         (9400, r"trainer\.prometheus is 9400: it must hold settings, such as trainer\.prometheus\.port=9400"),
     ],
 )
 def test_a_wrong_setting_is_named_with_its_remedy(section: Any, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         load(section)
+
+
+def test_a_section_from_config_and_environment() -> None:
+    settings = load(
+        {"remote_write": {"url": "https://host/api/v1/write", "headers": {"X-Scope-OrgID": 7}}},
+        VERL_PROMETHEUS_REMOTE_WRITE_URL="http://other",
+        VERL_PROMETHEUS_REMOTE_WRITE_TIMEOUT_SECONDS="5",
+    ).remote_write
+    assert (settings.url, settings.headers) == ("https://host/api/v1/write", {"X-Scope-OrgID": "7"})
+    assert settings.timeout_seconds == 5.0
+    assert load({"remote_write": None}) == Settings()
+    with pytest.raises(SettingsError, match=r"did you mean VERL_PROMETHEUS_REMOTE_WRITE_URL\?"):
+        load({}, VERL_PROMETHEUS_REMOTE_WRITE_ULR="x")
+
+
+@pytest.mark.parametrize(
+    ("given", "journal"), [(False, ""), (True, "auto"), ("false", ""), ("auto", "auto"), ("/j.jsonl", "/j.jsonl")]
+)
+def test_the_journal_is_a_path_or_false(given: Any, journal: str) -> None:
+    assert load({"journal": given}).journal == journal
 
 
 def test_thresholds() -> None:

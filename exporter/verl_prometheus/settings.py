@@ -7,14 +7,18 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from verl_prometheus.alerts import ALERTS
 from verl_prometheus.catalog import printable
 
+CONFIG_PREFIX = "trainer.prometheus."
 ENVIRONMENT_PREFIX = "VERL_PROMETHEUS_"
 DEFAULT_TARGETS_DIR = "/tmp/verl-prometheus/targets"
+AUTO = "auto"
 OWN_LABELS = frozenset(
     (
         "project",
@@ -81,10 +85,66 @@ def _seconds(value: Any) -> float:
     return seconds
 
 
+def _timeout(value: Any) -> float:
+    seconds = _seconds(value)
+    if seconds == 0:
+        raise ValueError("must be more than 0 seconds")
+    return seconds
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, (str, os.PathLike)):
         raise ValueError("must be text")
     return os.fspath(value)
+
+
+def _yes_or_no(value: Any) -> bool:
+    text = str(value).strip().lower()
+    if text not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text == "true"
+
+
+def _readable_file(value: Any) -> str:
+    path = _text(value)
+    if path:
+        try:
+            Path(path).read_bytes()
+        except OSError as error:
+            raise ValueError(f"must be a file that can be read ({error.strerror})") from None
+    return path
+
+
+def _url(value: Any) -> str:
+    url = _text(value)
+    if url:
+        try:
+            parts = urlsplit(url)
+            port_is_wrong = parts.port == 0
+        except ValueError:
+            port_is_wrong = True
+        if port_is_wrong or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be an http or https URL, such as http://prometheus:9090/api/v1/write")
+        if parts.username is not None:
+            raise ValueError("must not hold credentials: they belong into username and password_file")
+    return url
+
+
+def _headers(value: Any) -> dict[str, str]:
+    if isinstance(value, str):
+        value = _pairs(value, "X-Scope-OrgID=rl")
+    if not isinstance(value, Mapping):
+        raise ValueError("must be a mapping of header names to values, such as {X-Scope-OrgID: rl}")
+    headers = {str(name): str(text) for name, text in value.items()}
+    for name, text in headers.items():
+        if not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", name) or not re.fullmatch(r"[^\r\n\0]*", text):
+            raise ValueError(f"cannot hold the header {name!r}")
+    return headers
+
+
+def _journal(value: Any) -> str:
+    text = str(value).lower() if isinstance(value, bool) else _text(value)
+    return {"true": AUTO, "false": ""}.get(text.lower(), text)
 
 
 def _labels(value: Any) -> dict[str, str]:
@@ -136,8 +196,46 @@ def _how(parse: Callable[[Any], Any], what: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class RemoteWriteSettings:
+    """Where every step is pushed to, and how: `+trainer.prometheus.remote_write.<field>`."""
+
+    url: str = field(
+        default="",
+        metadata=_how(_url, "Remote write endpoint that gets every step, e.g. http://host:9090/api/v1/write."),
+    )
+    headers: dict[str, str] = field(
+        default_factory=dict,
+        metadata=_how(_headers, "Headers of every push: {X-Scope-OrgID: rl}, or X-Scope-OrgID=rl."),
+    )
+    username: str = field(default="", metadata=_how(_text, "User name for basic authentication."))
+    password_file: str = field(default="", metadata=_how(_readable_file, "File with the password, read at every push."))
+    bearer_token_file: str = field(
+        default="", metadata=_how(_readable_file, "File with a bearer token, read at every push.")
+    )
+    tls_ca_file: str = field(
+        default="", metadata=_how(_readable_file, "Certificate authorities to trust instead of the system's, PEM.")
+    )
+    tls_cert_file: str = field(default="", metadata=_how(_readable_file, "Client certificate, PEM."))
+    tls_key_file: str = field(default="", metadata=_how(_readable_file, "Key of the client certificate, PEM."))
+    tls_insecure_skip_verify: bool = field(
+        default=False, metadata=_how(_yes_or_no, "Do not check the server's certificate.")
+    )
+    timeout_seconds: float = field(default=30.0, metadata=_how(_timeout, "How long a push may take."))
+
+    def __post_init__(self) -> None:
+        """Raises `SettingsError` if the fields contradict each other."""
+        name = f"{CONFIG_PREFIX}remote_write"
+        if bool(self.username) != bool(self.password_file):
+            raise SettingsError(f"{name}.username and {name}.password_file need each other: set both or none.")
+        if self.username and self.bearer_token_file:
+            raise SettingsError(f"{name}.username and {name}.bearer_token_file exclude each other: set one of them.")
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            raise SettingsError(f"{name}.tls_cert_file and {name}.tls_key_file need each other: set both or none.")
+
+
+@dataclass(frozen=True)
 class Settings:
-    """Each field is a setting: `+trainer.prometheus.<field>` or VERL_PROMETHEUS_<FIELD>."""
+    """Each field is a setting: `+trainer.prometheus.<field>` or VERL_PROMETHEUS_<FIELD>; so is each of a section's."""
 
     port: int = field(
         default=9400, metadata=_how(_integer(0, 65535), "Port of the endpoint; if taken, the next free one. 0: any.")
@@ -172,20 +270,69 @@ class Settings:
     max_series: int = field(
         default=20_000, metadata=_how(_integer(1, 10_000_000), "Most series made from verl keys in one scrape.")
     )
+    journal: str = field(
+        default=AUTO,
+        metadata=_how(_journal, "File that keeps every step; auto: beside the checkpoints, if possible; false: none."),
+    )
+    remote_write: RemoteWriteSettings = field(
+        default_factory=RemoteWriteSettings, metadata={"section": RemoteWriteSettings}
+    )
 
     @classmethod
     def load(cls, config: Mapping[str, Any] | None, environment: Mapping[str, str] = os.environ) -> Settings:
         """Settings of a run with verl's `config` (nested mappings, or None). Raises `SettingsError`."""
-        known = {one.name: one for one in fields(cls)}
-        values: dict[str, Any] = {}
+        known = _known(cls)
+        variables = {name.replace(".", "_").upper(): name for name in known}
+        given: dict[str, Any] = {}
         for variable in sorted(environment):
             if variable.startswith(ENVIRONMENT_PREFIX):
-                name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-                values[name] = _parse(known, name, variable, environment[variable], ENVIRONMENT_PREFIX, str.upper)
-        for name, value in _section(config).items():
-            name = str(name)
-            values[name] = _parse(known, name, f"trainer.prometheus.{name}", value, "trainer.prometheus.", str)
-        return cls(**values)
+                short = variable.removeprefix(ENVIRONMENT_PREFIX).upper()
+                name = variables[_existing(short, variables, ENVIRONMENT_PREFIX)]
+                given[name] = _parse(known[name], variable, environment[variable])
+        for name, value in _flat(cls, _section(config)).items():
+            given[name] = _parse(known[_existing(name, known, CONFIG_PREFIX)], CONFIG_PREFIX + name, value)
+        return cls(**_grouped(cls, given))
+
+
+def _known(cls: Any, prefix: str = "") -> dict[str, Field[Any]]:
+    """Every setting by its name; those of a section as `section.name`."""
+    known: dict[str, Field[Any]] = {}
+    for one in fields(cls):
+        section = one.metadata.get("section")
+        known |= _known(section, f"{prefix}{one.name}.") if section else {prefix + one.name: one}
+    return known
+
+
+def _sections(cls: Any) -> dict[str, Any]:
+    """The classes of the sections, by name."""
+    return {one.name: one.metadata["section"] for one in fields(cls) if "section" in one.metadata}
+
+
+def _flat(cls: Any, section: Mapping[str, Any]) -> dict[str, Any]:
+    """What the config gives, the contents of sections as `section.name`."""
+    sections = _sections(cls)
+    flat: dict[str, Any] = {}
+    for name, value in section.items():
+        if name not in sections:
+            flat[str(name)] = value
+        elif isinstance(value, Mapping):
+            flat |= {f"{name}.{inner}": inner_value for inner, inner_value in value.items()}
+        elif value is not None:
+            example = next(iter(_known(sections[name])))
+            raise SettingsError(
+                f"{CONFIG_PREFIX}{name} is {value!r}: it must hold settings, such as {CONFIG_PREFIX}{name}.{example}"
+            )
+    return flat
+
+
+def _grouped(cls: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The constructor's arguments: `section.name` goes into an object of the section's class."""
+    arguments = {name: value for name, value in given.items() if "." not in name}
+    for section, section_class in _sections(cls).items():
+        prefix = f"{section}."
+        inner = {name.removeprefix(prefix): value for name, value in given.items() if name.startswith(prefix)}
+        arguments[section] = section_class(**inner)
+    return arguments
 
 
 def _section(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
@@ -200,15 +347,18 @@ def _section(config: Mapping[str, Any] | None) -> Mapping[str, Any]:
     return section
 
 
-def _parse(
-    known: Mapping[str, Any], name: str, full_name: str, value: Any, prefix: str, spell: Callable[[str], str]
-) -> Any:
-    if name not in known:
-        choices = ", ".join(spell(one) for one in known)
+def _existing(name: str, names: Iterable[str], prefix: str) -> str:
+    """`name`, if it is one of `names`."""
+    names = list(names)
+    if name not in names:
         raise SettingsError(
-            f"{full_name} is no setting: did you mean {prefix}{spell(nearest(name, known))}? (There are: {choices}.)"
+            f"{prefix}{name} is no setting: did you mean {prefix}{nearest(name, names)}? (There are: {', '.join(names)}.)"
         )
+    return name
+
+
+def _parse(setting: Field[Any], full_name: str, value: Any) -> Any:
     try:
-        return known[name].metadata["parse"](value)
+        return setting.metadata["parse"](value)
     except ValueError as error:
         raise SettingsError(f"{full_name} is {value!r}: it {error}.") from None
