@@ -59,8 +59,8 @@ class StepSnapshot:
     signals: SignalsView = field(default_factory=lambda: Signals().view())
 
 
-class _Record(NamedTuple):
-    """One call of `log`: the numbers in it, copied."""
+class Call(NamedTuple):
+    """One call of `log`: the numbers in it, copied. Time is in Unix seconds."""
 
     time: float
     step: int | None
@@ -100,11 +100,12 @@ class RunState:
         self._signals = signals or Signals()
         self._max_series = max_series
         self._clock = clock
-        self._pending: deque[_Record] = deque()
+        self._pending: deque[Call] = deque()
         self._folding = threading.Lock()
         self._keys: tuple[Any, ...] = ()
         self._plans: dict[tuple[Any, ...], _Plan] = {}
         self._snapshot = StepSnapshot(signals=self._signals.view())
+        self._folded = False  # anything that the snapshot does not show yet
         self._exit_code: int | None = None
 
         self._step: int | None = None
@@ -127,7 +128,7 @@ class RunState:
         self._nonfinite: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
 
-    def log(self, data: Mapping[Any, Any], step: Any) -> None:
+    def log(self, data: Mapping[Any, Any], step: Any) -> Call:
         """Take one call of verl's `Tracking.log`; raises only what a `data` that is no mapping raises."""
         keys = tuple(data)
         if keys == self._keys:
@@ -143,8 +144,14 @@ class RunState:
                 step = int(number(step))
             except (NotANumber, ValueError, OverflowError):
                 step, dropped = None, (*dropped, "step")
-        self._pending.append(_Record(self._clock(), step, keys, numbers, dropped))
-        if len(self._pending) * (len(keys) + RECORD) > PENDING and self._folding.acquire(blocking=False):
+        call = Call(self._clock(), step, keys, numbers, dropped)
+        self.replay(call)
+        return call
+
+    def replay(self, call: Call) -> None:
+        """Take a call that was made earlier, maybe in another process."""
+        self._pending.append(call)
+        if len(self._pending) * (len(call.keys) + RECORD) > PENDING and self._folding.acquire(blocking=False):
             try:
                 self._fold(self._pending.popleft())
             finally:
@@ -157,13 +164,20 @@ class RunState:
     def snapshot(self) -> StepSnapshot:
         """The run as of the last call of `log`."""
         with self._folding:
-            changed = self._state() != self._snapshot.state
-            while self._pending:
-                self._fold(self._pending.popleft())
-                changed = True
-            if changed:
-                self._snapshot = self._publish()
+            self._fold_pending()
+            if self._folded or self._state() != self._snapshot.state:
+                self._snapshot, self._folded = self._publish(), False
             return self._snapshot
+
+    def history(self) -> dict[str, Any]:
+        """The signals' history as of the last call of `log`; see `Signals.state`."""
+        with self._folding:
+            self._fold_pending()
+            return self._signals.state()
+
+    def _fold_pending(self) -> None:
+        while self._pending:
+            self._fold(self._pending.popleft())
 
     def _state(self) -> str:
         if self._exit_code is not None:
@@ -193,13 +207,14 @@ class RunState:
             signals=self._signals.view(),
         )
 
-    def _fold(self, record: _Record) -> None:
-        plan = self._plan(record.keys)
-        numbers = struct.unpack(f"{len(record.keys)}d", record.numbers)
-        step = record.step if record.step is not None else self._step or 0
-        self._time = record.time
-        if record.dropped:
-            self._dropped.update(record.dropped)
+    def _fold(self, call: Call) -> None:
+        self._folded = True
+        plan = self._plan(call.keys)
+        numbers = struct.unpack(f"{len(call.keys)}d", call.numbers)
+        step = call.step if call.step is not None else self._step or 0
+        self._time = call.time
+        if call.dropped:
+            self._dropped.update(call.dropped)
         if not all(map(isfinite, numbers)):
             self._nonfinite.update(name for name, value in zip(plan.names, numbers, strict=True) if not isfinite(value))
 
@@ -211,7 +226,7 @@ class RunState:
             if len(plan.retained) == len(numbers):  # validation alone says nothing of the training step
                 self._step = step if self._step is None else self._step
                 return
-        self._fold_training(plan, numbers, step, record.time)
+        self._fold_training(plan, numbers, step, call.time)
 
     def _fold_training(self, plan: _Plan, numbers: tuple[float, ...], step: int, now: float) -> None:
         seconds = _amount(numbers, plan.step_time)
