@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 import urllib.error
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from prometheus_client.core import GaugeMetricFamily
@@ -13,7 +13,6 @@ from prometheus_client.registry import Collector
 
 from helpers.prometheus import free_port, get
 from helpers.scrape import OPENMETRICS, Scrape
-from helpers.waiting import wait_for
 from verl_prometheus.errors import ErrorLog
 from verl_prometheus.exposition import Exposition
 from verl_prometheus.server import MetricsServer
@@ -117,15 +116,31 @@ def test_a_forked_child_does_not_keep_the_port() -> None:
         os.waitpid(child, 0)
 
 
-def test_waiting_for_a_scrape(server: MetricsServer) -> None:
-    assert not server.was_scraped_within(60)
+def later(action: Callable[[], object], seconds: float = 0.3) -> None:
+    threading.Timer(seconds, action).start()
+
+
+def test_nobody_scrapes_nobody_is_waited_for(server: MetricsServer) -> None:
     get(f"{url(server)}/-/healthy")
-    assert not server.was_scraped_within(60)
+    get(f"{url(server)}/")
+    assert server.wait_for_scrapers(600)
+
+
+def test_the_one_who_scrapes_is_waited_for(server: MetricsServer) -> None:
     get(f"{url(server)}/metrics")
-    wait_for(lambda: server.was_scraped_within(60), "the scrape to be noticed")
-    assert not server.wait_for_scrape(0.1), "a scrape from before the call is not waited for"
-    threading.Timer(0.2, lambda: get(f"{url(server)}/metrics")).start()
-    assert server.wait_for_scrape(10)
+    assert not server.wait_for_scrapers(0.5), "the scrape from before the call is not enough"
+    later(lambda: get(f"{url(server)}/metrics"))
+    assert server.wait_for_scrapers(600)
+
+
+def test_everybody_who_scrapes_is_waited_for_and_a_visitor_is_not(server: MetricsServer) -> None:
+    for agent in ("Prometheus/3.5", "Prometheus/2.42", "Prometheus/3.5", "Prometheus/2.42", "curl"):
+        get(f"{url(server)}/metrics", {"User-Agent": agent})
+    later(lambda: get(f"{url(server)}/metrics", {"User-Agent": "Prometheus/3.5"}))
+    assert not server.wait_for_scrapers(1)
+    for agent in ("Prometheus/3.5", "Prometheus/2.42"):
+        later(lambda agent=agent: get(f"{url(server)}/metrics", {"User-Agent": agent}))  # type: ignore[misc]
+    assert server.wait_for_scrapers(600)
 
 
 def test_a_client_that_hangs_up_or_says_nothing_harms_nobody(server: MetricsServer) -> None:

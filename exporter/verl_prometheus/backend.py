@@ -142,9 +142,8 @@ class PrometheusBackend:
         self.finish(exit_code=int(getattr(sys, "last_value", None) is not None))
 
     def _linger(self) -> None:
-        seconds = self.settings.linger_seconds
-        if not sys.is_finalizing() and self._server.was_scraped_within(2 * seconds):
-            self._server.wait_for_scrape(seconds)
+        if not sys.is_finalizing():
+            self._server.wait_for_scrapers(self.settings.linger_seconds)
 
     def _serve(self) -> MetricsServer:
         registry = CollectorRegistry(auto_describe=False)

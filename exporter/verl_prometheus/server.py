@@ -14,11 +14,13 @@ import weakref
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import NamedTuple
 
 from verl_prometheus.errors import ErrorLog
 from verl_prometheus.exposition import Exposition
 
 PORTS_TO_TRY = 200
+SCRAPERS_KNOWN = 1000
 logger = logging.getLogger("verl_prometheus")
 
 
@@ -32,7 +34,7 @@ class MetricsServer:
         self, exposition: Exposition, page: Callable[[], str], errors: ErrorLog, address: str = "", port: int = 9400
     ) -> None:
         self._scraped = threading.Condition()
-        self._last_scrape_began = 0.0  # monotonic, of the last one that was answered in full
+        self._scrapers: dict[tuple[str, str], _Scraper] = {}
         self._http = _listen(address, port, _handler(self, exposition, page, errors))
         self.port: int = self._http.server_address[1]
         if port and self.port != port:
@@ -43,14 +45,18 @@ class MetricsServer:
         )
         self._thread.start()
 
-    def was_scraped_within(self, seconds: float) -> bool:
-        return self._last_scrape_began > 0 and time.monotonic() - self._last_scrape_began <= seconds
+    def wait_for_scrapers(self, seconds: float) -> bool:
+        """Wait until everybody who scrapes has begun a scrape after this call and got it; False if `seconds` were too few.
 
-    def wait_for_scrape(self, seconds: float) -> bool:
-        """Wait until a scrape that begins after this call is answered; False if none was within `seconds`."""
+        Those who came once in the last 2 × `seconds` are one-off visitors, unless nobody came more often.
+        """
         now = time.monotonic()
         with self._scraped:
-            return self._scraped.wait_for(lambda: self._last_scrape_began > now, timeout=seconds)
+            recent = {client: one for client, one in self._scrapers.items() if now - one.began <= 2 * seconds}
+            awaited = [client for client, one in recent.items() if one.times > 1] or list(recent)
+            return self._scraped.wait_for(
+                lambda: all(self._scrapers[client].began > now for client in awaited), timeout=seconds
+            )
 
     def close(self) -> None:
         """Stop listening; returns when the port is free."""
@@ -58,10 +64,18 @@ class MetricsServer:
         self._http.server_close()
         self._thread.join(timeout=5)
 
-    def scraped(self, began: float) -> None:
+    def scraped(self, client: tuple[str, str], began: float) -> None:
+        """A scrape of `client` (address, user agent) that began at that monotonic time was answered in full."""
         with self._scraped:
-            self._last_scrape_began = max(self._last_scrape_began, began)
+            times = self._scrapers[client].times + 1 if client in self._scrapers else 1
+            if len(self._scrapers) < SCRAPERS_KNOWN or client in self._scrapers:
+                self._scrapers[client] = _Scraper(began, times)
             self._scraped.notify_all()
+
+
+class _Scraper(NamedTuple):
+    began: float  # the last scrape, monotonic time
+    times: int
 
 
 class _HTTPServer(ThreadingHTTPServer):
@@ -132,7 +146,7 @@ def _handler(
             with contextlib.suppress(ConnectionError):
                 self._send(body, headers)
                 if path == "/metrics" and self.command == "GET":
-                    server.scraped(began)
+                    server.scraped((str(self.client_address[0]), self.headers.get("User-Agent", "")), began)
 
         do_HEAD = do_GET
 

@@ -1,0 +1,182 @@
+"""verl trains, a real Prometheus scrapes, and everything that verl's own `file` logger wrote is found by PromQL."""
+
+from __future__ import annotations
+
+import socket
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from helpers.prometheus import Prometheus
+from helpers.runs import RealRun
+
+from verl_prometheus import catalog
+from verl_prometheus.demo.training import Kind
+
+pytestmark = pytest.mark.real_run
+
+V1_PHASES = {"step", "gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights", "testing", "save_checkpoint"}
+LEGACY = ("trainer.use_v1=False",)
+ASYNC = ("trainer.v1.trainer_mode=colocate_async",)
+SAVE = ("trainer.save_freq=3", "trainer.test_freq=2")
+
+
+@dataclass
+class Trained:
+    run: RealRun
+    status: int
+    samples: dict[str, list[tuple[float, float]]]  # of each series made from a verl key: (time, value)
+    steps: dict[float, float]  # scrape time -> verl_step
+    last_states: dict[str, float]
+    runs: list[dict[str, str]]
+
+
+def train(kind: Kind, steps: int, overrides: tuple[str, ...], bin_folder: Path, folder: Path) -> Trained:
+    run = RealRun(kind, folder, steps, overrides)
+    discovery = {"file_sd_configs": [{"files": [f"{run.targets}/*.json"], "refresh_interval": "1s"}]}
+    with Prometheus(bin_folder, folder / "prometheus", discovery, interval="100ms") as prometheus:
+        status = run.watch()
+        return Trained(
+            run=run,
+            status=status,
+            samples={
+                labels["key"]: samples
+                for labels, samples in prometheus.samples('{key!="",__name__!="verl_nonfinite_values_total"}')
+            },
+            steps={at: step for _, samples in prometheus.samples("verl_step") for at, step in samples},
+            last_states={
+                labels["state"]: samples[-1][1] for labels, samples in prometheus.samples("verl_run_state")
+            },
+            runs=[labels for labels, _ in prometheus.samples("verl_run_info")],
+        )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    yield tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def grpo(folder: Path, newest_prometheus_bin: Path) -> Trained:
+    (folder / "grpo").mkdir()
+    return train("grpo", 6, SAVE, newest_prometheus_bin, folder / "grpo")
+
+
+@pytest.fixture(scope="module")
+def legacy(folder: Path, newest_prometheus_bin: Path) -> Trained:
+    (folder / "legacy").mkdir()
+    return train("grpo", 6, (*SAVE, *LEGACY), newest_prometheus_bin, folder / "legacy")
+
+
+@pytest.fixture(scope="module")
+def asynchronous(folder: Path, newest_prometheus_bin: Path) -> Trained:
+    (folder / "async").mkdir()
+    return train("grpo", 5, ASYNC, newest_prometheus_bin, folder / "async")
+
+
+@pytest.fixture(scope="module")
+def sft(folder: Path, newest_prometheus_bin: Path) -> Trained:
+    (folder / "sft").mkdir()
+    slow = ("data.train_batch_size=256", "data.micro_batch_size_per_gpu=8")
+    return train("sft", 8, slow, newest_prometheus_bin, folder / "sft")
+
+
+@pytest.mark.parametrize("name", ["grpo", "legacy", "asynchronous", "sft"])
+def test_prometheus_has_every_step_as_verls_own_file_logger_wrote_it(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    trained: Trained = request.getfixturevalue(name)
+    assert trained.status == 0, trained.run.output()
+    shipped = catalog.load()
+    logged: dict[int, dict[str, float]] = defaultdict(dict)
+    for step, data in trained.run.logged():
+        logged[step].update(data)
+    assert len(logged) >= 5
+    for step, data in logged.items():
+        scrapes = [at for at, scraped in trained.steps.items() if scraped == step]
+        assert scrapes, f"step {step} was never scraped"
+        for key, value in data.items():
+            found = dict(trained.samples[key])
+            at = max(set(scrapes) & set(found))
+            expected = value * shipped.series(key).scale
+            assert found[at] == pytest.approx(expected, rel=1e-12, abs=0, nan_ok=True), (step, key)
+
+
+@pytest.mark.parametrize("name", ["grpo", "legacy", "asynchronous", "sft"])
+def test_a_scrape_shows_no_key_of_another_step(name: str, request: pytest.FixtureRequest) -> None:
+    """Every stored value of every scrape is the one that was logged at the step of that scrape."""
+    trained: Trained = request.getfixturevalue(name)
+    shipped = catalog.load()
+    logged: dict[tuple[float, str], set[float]] = defaultdict(set)
+    for step, data in trained.run.logged():
+        for key, value in data.items():
+            logged[step, key].add(value * shipped.series(key).scale)
+    for key, samples in trained.samples.items():
+        if shipped.series(key).retained:
+            continue
+        for at, value in samples:
+            step = trained.steps[at]
+            assert any(value == pytest.approx(one, rel=1e-12, abs=0, nan_ok=True) for one in logged[step, key]), (step, key)
+
+
+@pytest.mark.parametrize("name", ["grpo", "legacy", "asynchronous", "sft"])
+def test_the_end_was_scraped_and_nothing_is_left(name: str, request: pytest.FixtureRequest) -> None:
+    trained: Trained = request.getfixturevalue(name)
+    assert trained.last_states["finished"] == 1
+    assert trained.last_states["running"] == 0
+    assert list(trained.run.targets.iterdir()) == []
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", int(trained.run.url.rpartition(":")[2])), timeout=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "trainer", "algorithm", "target"),
+    [
+        ("grpo", "PPOTrainerSync", "grpo", 6),
+        ("legacy", "RayPPOTrainer", "grpo", 6),
+        ("asynchronous", "PPOTrainerColocateAsync", "grpo", 5),
+        ("sft", "SFTTrainer", "sft", 8),
+    ],
+)
+def test_what_the_run_says_of_itself(
+    name: str, trainer: str, algorithm: str, target: int, request: pytest.FixtureRequest
+) -> None:
+    trained: Trained = request.getfixturevalue(name)
+    (info,) = trained.runs
+    assert (info["trainer"], info["algorithm"], info["verl_version"]) == (trainer, algorithm, "0.9.1")
+    assert info["project"] == "tiny"
+    assert max(trained.steps.values()) == target
+
+
+@pytest.mark.parametrize("name", ["grpo", "legacy", "asynchronous"])
+def test_the_phase_is_seen_while_it_runs(name: str, request: pytest.FixtureRequest) -> None:
+    trained: Trained = request.getfixturevalue(name)
+    timed = {key.removeprefix("timing_s/") for _, data in trained.run.logged() for key in data if key.startswith("timing_s/")}
+    timed = {phase for phase in timed if "/" not in phase}
+    seen = {phase for _, starts in trained.run.phases for phase in starts}
+    long = {phase for phase in timed if seconds(trained, phase) > 0.3}
+    assert long <= seen
+    assert {"gen", "update_actor"} <= seen
+    inside = [starts for _, starts in trained.run.phases if "gen" in starts]
+    assert all("step" in starts for starts in inside), "gen runs inside step"
+    assert all(list(starts)[0] == "step" for starts in inside), "the outermost comes first"
+
+
+@pytest.mark.parametrize("name", ["grpo", "legacy", "asynchronous"])
+def test_the_live_phases_agree_with_what_verl_logs_at_the_end(name: str, request: pytest.FixtureRequest) -> None:
+    """Each time in a phase, from its start to the first poll after it, adds up to timing_s/<phase>."""
+    trained: Trained = request.getfixturevalue(name)
+    for phase in ("gen", "update_actor", "update_weights", "step"):
+        spans: dict[float, float] = {}
+        polls = trained.run.phases
+        for (_, starts), (after, _) in zip(polls, polls[1:], strict=False):
+            if phase in starts:
+                spans[starts[phase]] = after - starts[phase]
+        # A poll comes some 20 ms after the phase ended, and on two busy cores sometimes much later.
+        assert sum(spans.values()) == pytest.approx(seconds(trained, phase), rel=0.15, abs=0.25 * len(spans)), phase
+
+
+def seconds(trained: Trained, phase: str) -> float:
+    return sum(data.get(f"timing_s/{phase}", 0.0) for _, data in trained.run.logged())
