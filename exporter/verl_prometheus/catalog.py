@@ -95,6 +95,13 @@ class Catalog:
         self._patterns = tuple(rule for rule in rules if rule.source not in self._literal)
         self.series = functools.lru_cache(CACHED_KEYS)(self._series)
 
+    @property
+    def labels(self) -> frozenset[str]:
+        """Every label that a series may have, besides those of the run."""
+        own = {label for family in self.families.values() for label in family.labels}
+        groups = {group for rule in self.rules for group in rule.pattern.groupindex if not group.startswith("_")}
+        return frozenset(own | groups | {"key"})
+
     def _series(self, key: str) -> Series:
         """The series of a verl key (`printable`); total: every one has a series, and no two share one."""
         candidates = (self._literal[key],) if key in self._literal else self._patterns

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from verl_prometheus import catalog
 from verl_prometheus.alerts import ALERTS
 from verl_prometheus.catalog import printable
 
@@ -19,45 +20,7 @@ CONFIG_PREFIX = "trainer.prometheus."
 ENVIRONMENT_PREFIX = "VERL_PROMETHEUS_"
 DEFAULT_TARGETS_DIR = "/tmp/verl-prometheus/targets"
 AUTO = "auto"
-OWN_LABELS = frozenset(
-    (
-        "project",
-        "experiment",
-        "key",
-        "stat",
-        "phase",
-        "state",
-        "le",
-        "quantile",
-        "job",
-        "instance",
-        "run_id",
-        "attempt",
-        "trainer",
-        "algorithm",
-        "model",
-        "node",
-        "path",
-        "value",
-        "signal",
-        "alert",
-        "gpu",
-        "uuid",
-        "name",
-        "driver",
-        "role",
-        "reason",
-        "scope",
-        "component",
-        "tier",
-        "data_source",
-        "variable",
-        "n",
-        "layer",
-        "activity",
-        "reward",
-    )
-)
+RESERVED_LABELS = ("project", "experiment", "job", "instance", "le", "quantile")
 
 
 class SettingsError(ValueError):
@@ -156,7 +119,7 @@ def _labels(value: Any) -> dict[str, str]:
     for name in labels:
         if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) or name.startswith("__"):
             raise ValueError(f"{name!r} is no label name: use letters, digits and underscores")
-        if name in OWN_LABELS:
+        if name in catalog.load().labels or name in RESERVED_LABELS:
             raise ValueError(f"the label {name!r} is the exporter's own: choose another name")
     return labels
 
