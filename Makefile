@@ -37,8 +37,9 @@ lint: $(VENV)/ready ## ruff and mypy --strict
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
-docs: $(VENV)/ready ## docs/metrics.md from the catalogue
+docs: $(VENV)/ready ## docs/metrics.md from the catalogue, docs/settings.md from the settings
 	$(VENV)/bin/verl-prometheus metrics --markdown > docs/metrics.md
+	$(VENV)/bin/verl-prometheus settings --markdown > docs/settings.md
 
 .PHONY: prometheus
 prometheus:

@@ -1,9 +1,13 @@
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
+from verl_prometheus.cli import main
 from verl_prometheus.settings import Settings, SettingsError
+from verl_prometheus.settings_command import markdown
 
 
 def load(section: Any, **environment: str) -> Settings:
@@ -118,3 +122,17 @@ def test_a_wrong_environment_variable_is_named_with_its_remedy() -> None:
         load({}, VERL_PROMETHEUS_PROT="1")
     with pytest.raises(SettingsError, match=r"VERL_PROMETHEUS_PORT is 'x': it must be a whole number"):
         load({}, VERL_PROMETHEUS_PORT="x")
+
+
+def test_the_docs_are_current() -> None:
+    docs = Path(__file__).parent.parent / "docs" / "settings.md"
+    assert docs.read_text() == markdown(), "run `make docs`"
+
+
+def test_the_command_shows_what_the_environment_gives(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("VERL_PROMETHEUS_PORT", "9999")
+    assert main(["settings"]) == 0
+    assert re.search(r"trainer\.prometheus\.port +9999 ", capsys.readouterr().out)
+    monkeypatch.setenv("VERL_PROMETHEUS_PORT", "x")
+    assert main(["settings"]) == 2
+    assert "VERL_PROMETHEUS_PORT is 'x': it must be a whole number" in capsys.readouterr().err

@@ -244,7 +244,7 @@ class Settings:
     @classmethod
     def load(cls, config: Mapping[str, Any] | None, environment: Mapping[str, str] = os.environ) -> Settings:
         """Settings of a run with verl's `config` (nested mappings, or None). Raises `SettingsError`."""
-        known = _known(cls)
+        known = known_settings(cls)
         variables = {name.replace(".", "_").upper(): name for name in known}
         given: dict[str, Any] = {}
         for variable in sorted(environment):
@@ -257,12 +257,12 @@ class Settings:
         return cls(**_grouped(cls, given))
 
 
-def _known(cls: Any, prefix: str = "") -> dict[str, Field[Any]]:
+def known_settings(cls: Any, prefix: str = "") -> dict[str, Field[Any]]:
     """Every setting by its name; those of a section as `section.name`."""
     known: dict[str, Field[Any]] = {}
     for one in fields(cls):
         section = one.metadata.get("section")
-        known |= _known(section, f"{prefix}{one.name}.") if section else {prefix + one.name: one}
+        known |= known_settings(section, f"{prefix}{one.name}.") if section else {prefix + one.name: one}
     return known
 
 
@@ -281,7 +281,7 @@ def _flat(cls: Any, section: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, Mapping):
             flat |= {f"{name}.{inner}": inner_value for inner, inner_value in value.items()}
         elif value is not None:
-            example = next(iter(_known(sections[name])))
+            example = next(iter(known_settings(sections[name])))
             raise SettingsError(
                 f"{CONFIG_PREFIX}{name} is {value!r}: it must hold settings, such as {CONFIG_PREFIX}{name}.{example}"
             )
