@@ -189,6 +189,7 @@ class FakeNvml:
         size.restype = c_uint64
         if size() != ctypes.sizeof(Scenario):
             raise RuntimeError(f"fake_nvml.c has a scenario of {size()} bytes, its mirror {ctypes.sizeof(Scenario)}")
+        self._loaded.fake_nvml_reset()
         return self
 
     def __exit__(

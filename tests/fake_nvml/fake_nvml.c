@@ -64,6 +64,9 @@ static uint64_t events_read;
 
 uint64_t fake_nvml_scenario_size(void) { return sizeof(struct scenario); }
 
+/* Ends all sessions: a process may keep this library loaded from one test to the next. */
+void fake_nvml_reset(void) { references = 0; }
+
 static int map_scenario(void) {
     const char *path = getenv("FAKE_NVML_SCENARIO");
     if (scenario) munmap(scenario, sizeof *scenario);
