@@ -274,7 +274,7 @@ class RunState:
         return plan
 
     def _make_plan(self, keys: tuple[Any, ...]) -> _Plan:
-        names = tuple(printable(key if type(key) is str else _name(key)) for key in keys)
+        names = tuple(map(key_name, keys))
         series = [self._catalog.series(name) for name in names]
         phases = [one.label("phase") if one.family == "verl_timing_seconds" else None for one in series]
         step_time = next((names.index(key) for key in STEP_TIME_KEYS if key in names), None)
@@ -307,9 +307,9 @@ def _amount(numbers: tuple[float, ...], index: int | None) -> float | None:
     return value
 
 
-def _name(key: object) -> str:
-    """A key that is no plain string, as text that no plain key is likely to have."""
+def key_name(key: object) -> str:
+    """A logged key as valid text; one that is no plain string, as text that no plain key is likely to have."""
     try:
-        return str(key) if isinstance(key, str) else f"{type(key).__name__}:{key!r}"
+        return printable(str(key) if isinstance(key, str) else f"{type(key).__name__}:{key!r}")
     except Exception:
-        return f"{type(key).__name__}:?"
+        return printable(f"{type(key).__name__}:?")
