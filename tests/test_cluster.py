@@ -263,7 +263,7 @@ def test_a_real_prometheus_finds_and_scrapes_the_agents(
     file = TargetsFile(tmp_path / "targets", "trainer", "gpu")
     urls = follow(AgentConfig(labels=LABELS, interval=0.1)).on(*nodes)
     file.write([{"targets": [url.removeprefix("http://") for url in urls.values()], "labels": {}}])
-    discovery = {"file_sd_configs": [{"files": [f"{tmp_path}/targets/*.json"], "refresh_interval": "1s"}]}
+    discovery = {"verl": {"file_sd_configs": [{"files": [f"{tmp_path}/targets/*.json"], "refresh_interval": "1s"}]}}
     with Prometheus(newest_prometheus_bin, tmp_path / "prometheus", discovery) as prometheus:
         query = 'count by (instance) (verl_gpu_up{project="gsm8k", experiment="grpo"} == 1)'
         wait_for(lambda: len(prometheus.query(query)) == 2, "both nodes' GPUs")

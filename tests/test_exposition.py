@@ -180,6 +180,6 @@ def prometheus(
     served: PrometheusBackend, prometheus_bin: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Prometheus]:
     target = served.url.removeprefix("http://")
-    scrape = {"static_configs": [{"targets": [target]}]}
+    scrape = {"verl": {"static_configs": [{"targets": [target]}]}}
     with Prometheus(prometheus_bin, tmp_path_factory.mktemp("prometheus"), scrape, interval="500ms") as one:
         yield one

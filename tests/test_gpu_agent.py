@@ -28,6 +28,7 @@ from verl_prometheus.gpu.reading import GpuReading, NodeReading
 from verl_prometheus.gpu.sampler import GpuSnapshot
 from verl_prometheus.gpu.visible import VisibleGpus, visible_devices
 from verl_prometheus.gpu.watch import GpuWatch
+from verl_prometheus.protection import Protection
 
 RAYLET = "/site-packages/ray/core/src/ray/raylet/raylet\0--raylet_socket_name=x"
 
@@ -172,6 +173,7 @@ def watch(**options: Any) -> GpuWatch:
         "cluster": True,
         "labels": {},
         "address": "",
+        "protection": Protection(),
     }
     return GpuWatch(**{**defaults, **options}, errors=ErrorLog())
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 COMMANDS = {
     "demo": "verl_prometheus.demo.command",
     "metrics": "verl_prometheus.catalog_command",
+    "node": "verl_prometheus.node_command",
     "settings": "verl_prometheus.settings_command",
 }
 

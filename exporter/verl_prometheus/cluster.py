@@ -18,8 +18,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from verl_prometheus.errors import ErrorLog
-from verl_prometheus.gpu.agent import ALL_ADDRESSES, AgentConfig, GpuAgent
-from verl_prometheus.network import node_address
+from verl_prometheus.gpu.agent import AgentConfig, GpuAgent
+from verl_prometheus.network import ALL_ADDRESSES, node_address
 
 REFRESH_SECONDS = 10.0  # how soon a node that joins is noticed
 GATHER_SECONDS = 0.5  # agents that start or die together change the targets once

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import sys
 
+ALL_ADDRESSES = ("", "0.0.0.0", "::")
+
 
 def node_address() -> str:
     """The node's address as other nodes know it: Ray's, in a Ray process; else that of the route to the outside."""
@@ -17,6 +19,11 @@ def node_address() -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
+
+
+def announced_address(listening: str) -> str:
+    """What others connect to where a server listens on that address: all of them means the node's own."""
+    return node_address() if listening in ALL_ADDRESSES else listening
 
 
 def host_and_port(host: str, port: int) -> str:

@@ -1,8 +1,7 @@
-"""HTTP: /metrics, /-/healthy and a landing page, on threads of their own."""
+"""HTTP: /metrics, /-/healthy, a landing page and /targets (http_sd), on threads of their own."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import os
@@ -11,13 +10,14 @@ import socketserver
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
 from verl_prometheus.errors import ErrorLog
 from verl_prometheus.exposition import Exposition
+from verl_prometheus.protection import Protection, admits
 
 PORTS_TO_TRY = 200
 SCRAPERS_KNOWN = 1000
@@ -25,20 +25,37 @@ logger = logging.getLogger("verl_prometheus")
 
 
 class MetricsServer:
-    """Serves an `Exposition` and an HTML `page` until closed. Raises OSError if it cannot listen.
+    """Serves an `Exposition`, an HTML `page` and, for Prometheus's http_sd, `targets` as JSON, until closed.
 
-    A taken `port` is answered with the next free one; 0 takes any. An empty `address` listens on all.
+    A taken `port` is answered with the next free one; 0 takes any. An empty `address` listens on all. Everything but
+    /-/healthy asks for the `protection`'s password. Raises OSError if it cannot listen, or read the protection's files.
     """
 
     def __init__(
-        self, exposition: Exposition, page: Callable[[], str], errors: ErrorLog, address: str = "", port: int = 9400
+        self,
+        exposition: Exposition,
+        page: Callable[[], str],
+        errors: ErrorLog,
+        address: str = "",
+        port: int = 9400,
+        targets: Callable[[], str] = lambda: "[]",
+        protection: Protection | None = None,
     ) -> None:
+        protection = protection or Protection()
         self._scraped = threading.Condition()
         self._scrapers: dict[tuple[str, str], _Scraper] = {}
-        self._http = _listen(address, port, _handler(self, exposition, page, errors))
+        pages = {
+            "/": lambda: ("text/html; charset=utf-8", page()),
+            "/targets": lambda: ("application/json", targets()),
+        }
+        context = protection.context()
+        handler = _handler(self, exposition, pages, errors, protection.authorization())
+        self._http = _listen(address, port, handler)
         self.port: int = self._http.server_address[1]
         if port and self.port != port:
             logger.warning("verl-prometheus: port %d is taken, serving on %d", port, self.port)
+        if context is not None:  # handshakes are left to the request's thread: a slow client delays only itself
+            self._http.socket = context.wrap_socket(self._http.socket, server_side=True, do_handshake_on_connect=False)
         _close_in_children(self._http.socket)
         self._thread = threading.Thread(
             target=self._http.serve_forever, args=(0.2,), name="verl-prometheus", daemon=True
@@ -116,8 +133,15 @@ def _close_in_children(listener: socket.socket) -> None:
     os.register_at_fork(after_in_child=close)
 
 
+Page = Callable[[], tuple[str, str]]  # -> (content type, text)
+
+
 def _handler(
-    server: MetricsServer, exposition: Exposition, page: Callable[[], str], errors: ErrorLog
+    server: MetricsServer,
+    exposition: Exposition,
+    pages: Mapping[str, Page],
+    errors: ErrorLog,
+    authorization: bytes | None,
 ) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = 30  # of a client that says nothing
@@ -127,28 +151,31 @@ def _handler(
         def do_GET(self) -> None:
             began = time.monotonic()
             path = self.path.partition("?")[0]
+            if path == "/-/healthy":
+                self._send(b"OK\n", {"Content-Type": "text/plain; charset=utf-8"})
+            elif not admits(authorization, self.headers.get("Authorization", "")):
+                self._refuse()
+            elif path == "/metrics":
+                accept = self.headers.get("Accept", ""), self.headers.get("Accept-Encoding", "")
+                if self._answer(path, lambda: exposition.render(*accept)) and self.command == "GET":
+                    server.scraped((str(self.client_address[0]), self.headers.get("User-Agent", "")), began)
+            elif path in pages:
+                self._answer(path, lambda: _encoded(*pages[path]()))
+            else:
+                self.send_error(HTTPStatus.NOT_FOUND)
+
+        do_HEAD = do_GET
+
+        def _answer(self, path: str, render: Callable[[], tuple[bytes, dict[str, str]]]) -> bool:
+            """Send what `render` makes; False if that failed."""
             try:
-                if path == "/metrics":
-                    body, headers = exposition.render(
-                        self.headers.get("Accept", ""), self.headers.get("Accept-Encoding", "")
-                    )
-                elif path == "/-/healthy":
-                    body, headers = b"OK\n", {"Content-Type": "text/plain; charset=utf-8"}
-                elif path == "/":
-                    body, headers = page().encode(errors="replace"), {"Content-Type": "text/html; charset=utf-8"}
-                else:
-                    self.send_error(HTTPStatus.NOT_FOUND)
-                    return
+                body, headers = render()
             except Exception as error:
                 errors.add(f"page {path}", error)
                 self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR)
-                return
-            with contextlib.suppress(ConnectionError):
-                self._send(body, headers)
-                if path == "/metrics" and self.command == "GET":
-                    server.scraped((str(self.client_address[0]), self.headers.get("User-Agent", "")), began)
-
-        do_HEAD = do_GET
+                return False
+            self._send(body, headers)
+            return True
 
         def _send(self, body: bytes, headers: dict[str, str]) -> None:
             self.send_response(HTTPStatus.OK)
@@ -159,7 +186,17 @@ def _handler(
                 self.wfile.write(body)
             self.wfile.flush()
 
+        def _refuse(self) -> None:
+            self.send_response(HTTPStatus.UNAUTHORIZED)
+            self.send_header("WWW-Authenticate", 'Basic realm="verl-prometheus"')
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
         def log_message(self, format: str, *args: object) -> None:
             """Nobody wants a line per scrape."""
 
     return Handler
+
+
+def _encoded(content_type: str, text: str) -> tuple[bytes, dict[str, str]]:
+    return text.encode(errors="replace"), {"Content-Type": content_type}

@@ -44,9 +44,11 @@ def get(url: str, headers: dict[str, str] | None = None) -> bytes:
 
 
 class Prometheus:
-    """A Prometheus that scrapes what `scrape_config` says, for the length of a `with` block."""
+    """A Prometheus that scrapes what `scrape_configs` say (job -> scrape_config), for the length of a `with` block."""
 
-    def __init__(self, bin_folder: Path, data: Path, scrape_config: dict[str, Any], interval: str = "200ms") -> None:
+    def __init__(
+        self, bin_folder: Path, data: Path, scrape_configs: dict[str, dict[str, Any]], interval: str = "200ms"
+    ) -> None:
         self._data = data
         self._port = free_port()
         data.mkdir(parents=True, exist_ok=True)
@@ -55,7 +57,7 @@ class Prometheus:
             yaml.safe_dump(
                 {
                     "global": {"scrape_interval": interval, "scrape_timeout": interval},
-                    "scrape_configs": [{"job_name": "verl", **scrape_config}],
+                    "scrape_configs": [{"job_name": job, **config} for job, config in scrape_configs.items()],
                 }
             )
         )

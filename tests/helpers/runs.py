@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from helpers.fixtures import calls
+from helpers.prometheus import free_port
 from helpers.scrape import Scrape
-from helpers.waiting import wait_for
 
 from verl_prometheus.demo import training
 from verl_prometheus.demo.training import Kind
@@ -20,19 +20,28 @@ from verl_prometheus.demo.training import Kind
 Seconds = float
 
 
+class Poll(NamedTuple):
+    """`starts`: active phase -> since when, as the endpoint said between `before` and `after` (Unix seconds)."""
+
+    before: float
+    after: float
+    starts: dict[str, float]
+
+
 class RealRun:
     """A run of the tiny model with `logger=[console,file,prometheus]`, and what polling its endpoint saw.
 
-    `phases` holds (time, active phases, their starts) of each poll, `url` the endpoint once it is up.
+    `polls` holds what each poll saw of the phases, `url` is the endpoint.
     """
 
     def __init__(self, kind: Kind, folder: Path, steps: int, overrides: Sequence[str] = ()) -> None:
         self.targets = folder / "targets"
         self._file = folder / "file.jsonl"
         self.log = folder / "console.log"
-        self.phases: list[tuple[float, dict[str, float]]] = []
-        self.url = ""
-        ours = ("port=0", f"targets_dir={self.targets}", "address=127.0.0.1", "linger_seconds=20")
+        self.polls: list[Poll] = []
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        ours = (f"port={port}", f"targets_dir={self.targets}", "address=127.0.0.1", "linger_seconds=20")
         command = training.command(
             kind,
             training_folder(),
@@ -52,7 +61,6 @@ class RealRun:
 
     def watch(self, pause: Seconds = 0.02, limit: Seconds = 300) -> int:
         """Poll the endpoint until the run ends; its exit status."""
-        wait_for(lambda: self._find() or self.process.poll() is not None, f"the run of {self.log} to serve", limit)
         poller = threading.Thread(target=self._poll, args=(pause,))
         poller.start()
         try:
@@ -70,13 +78,9 @@ class RealRun:
         """The end of what the run printed, for messages of failed assertions."""
         return self.log.read_text()[-4000:]
 
-    def _find(self) -> bool:
-        for path in self.targets.glob("*.json"):
-            self.url = f"http://{json.loads(path.read_text())[0]['targets'][0]}"
-        return bool(self.url)
-
     def _poll(self, pause: Seconds) -> None:
         while self.process.poll() is None:
+            before = time.time()
             try:
                 scrape = Scrape(self.url)
             except OSError:
@@ -87,7 +91,7 @@ class RealRun:
             }
             active = {labels["phase"] for labels in scrape.label_sets("verl_phase_active")}
             assert active == set(starts)
-            self.phases.append((time.time(), starts))
+            self.polls.append(Poll(before, time.time(), starts))
             time.sleep(pause)
 
 

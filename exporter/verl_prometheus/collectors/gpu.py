@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from verl_prometheus import catalog
 from verl_prometheus.collectors.families import add, counter, gauge, histogram
 from verl_prometheus.gpu.reading import THROTTLE_REASONS, GpuReading
 from verl_prometheus.gpu.sampler import GpuSnapshot
@@ -52,7 +51,7 @@ class GpuCollector(Collector):
         yield from self._history(snapshot)
 
     def _up(self, gpus: tuple[GpuReading, ...]) -> Metric:
-        family = GaugeMetricFamily("verl_gpu_up", catalog.load().families["verl_gpu_up"].help, labels=("node", "gpu"))
+        family = gauge("verl_gpu_up")
         for gpu in gpus:
             family.add_metric((self._node, gpu.index), gpu.up)
         if not gpus:

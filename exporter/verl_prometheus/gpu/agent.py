@@ -13,10 +13,9 @@ from verl_prometheus.collectors.gpu import GpuCollector
 from verl_prometheus.errors import ErrorLog
 from verl_prometheus.exposition import Exposition
 from verl_prometheus.gpu import local, page
-from verl_prometheus.network import host_and_port, node_address
+from verl_prometheus.network import announced_address, host_and_port
+from verl_prometheus.protection import Protection
 from verl_prometheus.server import MetricsServer
-
-ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,7 @@ class AgentConfig:
     port: int = 0
     simulated: int = 8
     only_visible: bool = True
+    protection: Protection = field(default_factory=Protection)
 
 
 class GpuAgent:
@@ -55,9 +55,9 @@ class GpuAgent:
             errors,
             config.address,
             config.port,
+            protection=config.protection,
         )
-        host = node_address() if config.address in ALL_ADDRESSES else config.address
-        self.target = host_and_port(host, self._server.port)
+        self.target = host_and_port(announced_address(config.address), self._server.port)
         self._sampler.start()
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from verl_prometheus.collectors.gpu import GpuCollector
 from verl_prometheus.errors import ErrorLog
 from verl_prometheus.gpu import local
 from verl_prometheus.gpu.agent import AgentConfig
+from verl_prometheus.protection import Protection
 
 if TYPE_CHECKING:
     from verl_prometheus.cluster import ClusterAgents, Targets
@@ -30,6 +31,7 @@ class GpuWatch:
         cluster: whether agents may be started on the nodes of a Ray cluster; else only this node's GPUs are watched.
         labels: of every series that an agent serves.
         address: what the trainer listens on, "" for all.
+        protection: of the agents' endpoints.
 
     `collectors` are to be served by this process; empty where agents do it.
     """
@@ -42,6 +44,7 @@ class GpuWatch:
         cluster: bool,
         labels: Mapping[str, str],
         address: str,
+        protection: Protection,
         errors: ErrorLog,
     ) -> None:
         self.collectors: tuple[Collector, ...] = ()
@@ -52,7 +55,7 @@ class GpuWatch:
         if enabled is False:
             return
         if cluster and _in_ray_with_gpus():
-            self._config = AgentConfig(backend, interval, labels, address)
+            self._config = AgentConfig(backend, interval, labels, address, protection=protection)
         elif enabled or backend == "simulated" or local.has_driver():
             simulated = int(os.environ.get("LOCAL_WORLD_SIZE", 8))
             self._sampler = local.sampler(backend, interval, errors, simulated, only_visible=True)
