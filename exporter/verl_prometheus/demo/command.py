@@ -78,30 +78,32 @@ def train(steps: int, port: int, folder: Path, display: Display, requests: list[
         experiment=experiment,
         overrides=[f"+trainer.prometheus.port={port}", f'+trainer.prometheus.targets_dir="{targets}"'],
     )
-    began = time.monotonic()
     display.say(f"Training a 2-layer model with verl's GRPO for {steps} steps; its output goes to {log}")
-    with TrainingProcess(command, training.environment(folder), log) as process:
-        last = watch(process, targets, experiment, display, requests)
-        if requests:
-            display.say("Stopping ...")
+    began = time.monotonic()
+    try:
+        with TrainingProcess(command, training.environment(folder), log) as process:
+            last = watch(process, targets, experiment, display, requests)
+            if requests:
+                display.say("Stopping ...")
+    finally:
+        for discovery_file, _ in progress.announced(targets, experiment):  # an exporter that is killed leaves its own
+            discovery_file.unlink(missing_ok=True)
     status = process.wait()
-    if requests:
-        return status
-    if status:
+    if status and not requests:
         display.say(f"{tail(log)}\nThe training failed with exit status {status}. All of its output: {log}")
-    else:
+    elif not requests:
         display.say(f"Trained {last.step} steps in {time.monotonic() - began:.0f} s, start-up included.")
     return status
 
 
 def watch(process: TrainingProcess, targets: Path, experiment: str, display: Display, requests: list[int]) -> Progress:
     """Show the progress that the run's exporter reports; the last one, when the run has ended or `requests` has a signal."""
-    began, url, last = time.monotonic(), None, Progress()
+    began, last = time.monotonic(), Progress()
+    url: str | None = None
     while process.exit_status() is None and not requests:
         if url is None:
             display.passing(f"Ray and verl's workers start, about a minute: {time.monotonic() - began:.0f} s")
-            url = progress.find(targets, experiment)
-            if url is not None:
+            for _, url in progress.announced(targets, experiment):
                 display.say(LOOK_HERE.format(port=url.rpartition(":")[2], targets=targets))
         if url is not None:
             try:
@@ -133,7 +135,7 @@ def default_folder() -> Path:
 
 def tail(log: Path) -> str:
     """The last lines of a log, without colours and progress bars."""
-    text = re.sub(r"\x1b\[[0-9;]*m|[^\n]*\r", "", log.read_text(errors="replace"))
+    text = re.sub(r"\x1b\[[0-9;]*m|[^\n]*\r(?!\n)", "", log.read_bytes().decode(errors="replace"))
     return "\n".join(text.splitlines()[-LOG_LINES:])
 
 

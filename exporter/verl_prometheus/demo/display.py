@@ -29,11 +29,11 @@ class Display:
             self._write(f"{CLEAR_LINE}{text[: columns - 1]}")
 
     def progress(self, now: Progress) -> None:
-        """The state of the training on a terminal; elsewhere the results of a step, once."""
-        self.passing(" | ".join(filter(None, (_step(now), _phase(now), *_results(now)))))
+        """Where the training is, on a terminal; elsewhere the results of a step, once."""
+        self.passing("  ".join([_step(now), *_results(now), *_phase(now)]))
         if not self._terminal and now.step and now.step != self._last_step:
             self._last_step = now.step
-            self.say("  ".join((_step(now), *_results(now))))
+            self.say("  ".join([_step(now), *_results(now)]))
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
@@ -41,22 +41,19 @@ class Display:
 
 
 def _step(now: Progress) -> str:
-    done = "-" if now.step is None else now.step
-    return f"step {done}" if now.target is None else f"step {done}/{now.target}"
-
-
-def _phase(now: Progress) -> str:
-    if not now.phases:
-        return ""
-    phase, seconds = list(now.phases.items())[-1]
-    return f"{phase} {seconds:.1f} s"
+    return f"step {now.step or 0}" + ("" if now.target is None else f"/{now.target}")
 
 
 def _results(now: Progress) -> list[str]:
     values = {
-        "reward": (now.reward, ".3f", ""),
-        "KL": (now.kl, ".4f", ""),
-        "entropy": (now.entropy, ".3f", ""),
-        "": (now.step_seconds, ".1f", " s a step"),
+        "reward {:.2f}": now.reward,
+        "KL {:.3f}": now.kl,
+        "entropy {:.2f}": now.entropy,
+        "{:.1f} s/step": now.step_seconds,
     }
-    return [f"{name} {value:{form}}{unit}".strip() for name, (value, form, unit) in values.items() if value is not None]
+    return [text.format(value) for text, value in values.items() if value is not None]
+
+
+def _phase(now: Progress) -> list[str]:
+    """The innermost one: it says most."""
+    return [f"{phase} {seconds:.1f} s" for phase, seconds in now.phases.items()][-1:]

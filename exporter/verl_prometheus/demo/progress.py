@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-TIMEOUT_SECONDS = 5.0
+TIMEOUT_SECONDS = 2.0
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy knows this machine's own ports
 
 
@@ -27,23 +29,24 @@ class Progress:
     phases: dict[str, float] = field(default_factory=dict)
 
 
-def find(targets: Path, experiment: str) -> str | None:
-    """The URL of the exporter that serves `experiment`, from its file in the discovery folder; None if there is none."""
+def announced(targets: Path, experiment: str) -> Iterator[tuple[Path, str]]:
+    """The discovery files in `targets` that belong to `experiment`, each with the URL of its exporter."""
     for path in targets.glob("*.json"):
         try:
-            groups = json.loads(path.read_text())
-        except FileNotFoundError:  # its run has just ended
+            (group,) = json.loads(path.read_text())
+        except FileNotFoundError:  # another run has just ended
             continue
-        for group in groups:
-            if group["labels"].get("__meta_verl_experiment") == experiment:
-                return f"http://{group['targets'][0]}"
-    return None
+        if group["labels"]["__meta_verl_experiment"] == experiment:
+            yield path, f"http://{group['targets'][0]}"
 
 
 def read(url: str) -> Progress:
     """Scrape the exporter at `url`. Raises OSError if it does not answer."""
-    with DIRECT.open(f"{url}/metrics", timeout=TIMEOUT_SECONDS) as response:
-        text = response.read().decode()
+    try:
+        with DIRECT.open(f"{url}/metrics", timeout=TIMEOUT_SECONDS) as response:
+            text = response.read().decode()
+    except http.client.HTTPException as error:  # it ended in mid-sentence
+        raise ConnectionError(f"{url}: {error!r}") from error
     return parse(text, time.time())
 
 
