@@ -10,6 +10,7 @@ from collections.abc import Sequence
 # subcommand -> module with `HELP: str`, `arguments(parser) -> None` and `run(namespace) -> int`
 COMMANDS = {
     "demo": "verl_prometheus.demo.command",
+    "backfill": "verl_prometheus.backfill.command",
     "metrics": "verl_prometheus.catalog_command",
     "node": "verl_prometheus.node_command",
     "settings": "verl_prometheus.settings_command",
