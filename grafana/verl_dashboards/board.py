@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,12 +64,12 @@ def render(board: Board) -> str:
         row = Row(section.title)
         if section.collapsed:
             for panel in section.panels:
-                row.with_panel(panel)
+                row.with_panel(deepcopy(panel))
             builder.with_row(row)
         else:
             builder.with_row(row)
             for panel in section.panels:
-                builder.with_panel(panel)
+                builder.with_panel(deepcopy(panel))  # it may be on several boards, each with its place
     dashboard = builder.build()
     _number(dashboard.panels or [])
     return json.dumps(dashboard, cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"

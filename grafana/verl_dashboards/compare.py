@@ -16,7 +16,13 @@ _STEP = Query(f"max {BY_RUN} (verl_step{{{RUNS}}})", kind="table_range")
 def _over_steps(
     title: str, question: str, value: str, *, unit: str = "short", logarithmic: bool = False, width: int = 8
 ) -> trend.Panel:
-    parts = Common(title, question, (width, 9), [_STEP, Query(value, kind="table_range")], unit=unit)
+    parts = Common(
+        title,
+        question,
+        (width, 9),
+        [_STEP, Query(f"{value} and on (project, experiment) {_STEP.expr}", kind="table_range")],
+        unit=unit,
+    )
     return by_step(parts, logarithmic=logarithmic)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import AnnotationQuery
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.models.dashboard import AnnotationQuery as Annotation
 
 from verl_dashboards.queries import DATASOURCE, RUNS
 from verl_dashboards.style import BAD, BLUE, GREEN, PURPLE, SKY
@@ -14,7 +16,7 @@ _STARTS = (
 _VALIDATED = f"verl_validation_step{{{RUNS}}}"
 
 
-def all_of_them() -> list[AnnotationQuery]:
+def all_of_them() -> list[Builder[Annotation]]:
     """In the order of their switches; the frequent ones are off at first.
 
     Those with a time of their own stand where it says, not where it was scraped.

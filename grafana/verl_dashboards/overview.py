@@ -38,7 +38,8 @@ runs = rows(
     Common(
         title="Runs",
         question="Which runs are there, what does each do now, how far is it, is anything wrong with it? "
-        "Click a run to see it alone. Time left: steps to go times the mean duration of the last steps. "
+        "Click a run to see it alone. "
+        "Time left: steps to go times the mean duration of the last steps. Unsaved: steps since the last checkpoint. "
         "Vanished: the run was alive at its last scrape and does not answer any more.",
         size=(17, 9),
         queries=[
@@ -48,6 +49,7 @@ runs = rows(
             Query(f"{_last('verl_step')} / {_last('verl_step_target')}", kind="table"),
             Query(_TIME_LEFT, kind="table"),
             Query(f"time() - {_last('verl_last_step_timestamp_seconds')}", kind="table"),
+            Query(f"max {BY_RUN} (verl_step{{{RUNS}}} - verl_checkpoint_step)", kind="table"),
             Query(f"sum {BY_RUN} ({_FIRING}) or 0 * {_last('verl_run_start_timestamp_seconds')}", kind="table"),
             Query(f"max by (project, experiment, attempt, algorithm, trainer) (verl_run_info{{{RUNS}}})", kind="table"),
         ],
@@ -67,6 +69,7 @@ runs = rows(
             ],
             "Time left": [Property("unit", "dtdurations"), Property("custom.width", 105)],
             "Last step": [Property("unit", "dtdurations"), Property("custom.width", 105)],
+            "Unsaved steps": [Property("unit", "none"), Property("custom.width", 105)],
             "Alerts": background(
                 Property(
                     "thresholds",
@@ -91,13 +94,14 @@ runs = rows(
             "Value #D": "Done",
             "Value #E": "Time left",
             "Value #F": "Last step",
-            "Value #G": "Alerts",
+            "Value #G": "Unsaved steps",
+            "Value #H": "Alerts",
             "attempt": "Attempt",
             "algorithm": "Algorithm",
             "trainer": "Trainer",
             "project": "Project",
         },
-        hidden=("Time", "Value #B", "Value #H"),
+        hidden=("Time", "Value #B", "Value #I"),
     ),
     sort_by="Alerts",
     descending=True,

@@ -277,19 +277,6 @@ spread = lines(
     minimum=1,
 )
 
-idle = lines(
-    Common(
-        title="Idle trainer",
-        question="Does the trainer wait for samples? Share of its time.",
-        size=(24, 7),
-        queries=[Query(signal("trainer_idle"), "{{experiment}}")],
-        unit="percentunit",
-        alerts=["VerlStaleRollouts"],
-    ),
-    minimum=0,
-    maximum=1,
-)
-
 BOARD = Board(
     uid="verl-timing",
     title="verl: where the time goes",
@@ -302,7 +289,6 @@ BOARD = Board(
         Section("Rollouts and work (RL runs)", [latency, latency_heatmap, throughput, per_token]),
         Section("Pace and arithmetic (every run)", [steps_done, mfu]),
         Section("Stragglers (RL runs whose trainer logs agent-loop timings)", [slowest, spread]),
-        Section("Fully asynchronous training (RL runs of that trainer)", [idle], collapsed=True),
     ],
     variables=[variables.window()],
 )
