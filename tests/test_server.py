@@ -116,6 +116,34 @@ def test_a_forked_child_does_not_keep_the_port() -> None:
         os.waitpid(child, 0)
 
 
+def test_scrapers_that_come_together_share_a_rendering_that_began_after_they_came() -> None:
+    rendering, go_on = threading.Event(), threading.Event()
+
+    class Slow(Collector):
+        times = 0
+
+        def collect(self) -> Iterable[Metric]:
+            self.times += 1
+            yield GaugeMetricFamily("verl_rendering", "Which one.", value=self.times)
+            rendering.set()
+            go_on.wait(30)
+
+    slow = Slow()
+    exposition = Exposition([slow], {}, ERRORS)
+    seen: list[bytes] = []
+    threads = [threading.Thread(target=lambda: seen.append(exposition.render("", "")[0])) for _ in range(21)]
+    threads[0].start()
+    assert rendering.wait(30)
+    for one in threads[1:]:
+        one.start()
+    time.sleep(0.5)  # they all wait for their turn now
+    go_on.set()
+    for one in threads:
+        one.join()
+    assert slow.times == 2
+    assert sorted(body.splitlines()[-1] for body in seen) == [b"verl_rendering 1.0"] + 20 * [b"verl_rendering 2.0"]
+
+
 def later(action: Callable[[], object], seconds: float = 0.3) -> None:
     threading.Timer(seconds, action).start()
 
