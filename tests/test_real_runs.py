@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fake_nvml import FakeNvml
 from helpers.prometheus import Prometheus
 from helpers.runs import RealRun
 from verl_prometheus import catalog
@@ -32,10 +33,26 @@ class Trained:
     steps: dict[float, float]  # scrape time -> verl_step
     last_states: dict[str, float]
     runs: dict[str, dict[str, str]]  # labels of verl_run_info, by job
+    gpus: list[dict[str, str]]  # labels of the GPU series
+    busy_in: dict[str, float]  # phase -> samples of a GPU's utilisation in it
 
 
-def train(kind: Kind, steps: int, overrides: tuple[str, ...], bin_folder: Path, folder: Path) -> Trained:
-    run = RealRun(kind, folder, steps, overrides)
+BUSY_IN = """
+count_over_time((
+  verl_gpu_utilization_ratio{gpu="0"}
+  * on (project, experiment) group_left (phase) (verl_phase_active{job="discovered"} == 1)
+)[1h:200ms])"""
+
+
+def train(
+    kind: Kind,
+    steps: int,
+    overrides: tuple[str, ...],
+    bin_folder: Path,
+    folder: Path,
+    environment: Mapping[str, str] | None = None,
+) -> Trained:
+    run = RealRun(kind, folder, steps, overrides, environment)
     scrape: dict[
         str, Any
     ] = {  # Prometheus takes up to 5 s to begin with a target that it discovers: too long for the first steps here
@@ -58,18 +75,23 @@ def train(kind: Kind, steps: int, overrides: tuple[str, ...], bin_folder: Path, 
                 labels["state"]: samples[-1][1] for labels, samples in prometheus.samples('verl_run_state{job="verl"}')
             },
             runs={labels["job"]: labels for labels, _ in prometheus.samples("verl_run_info")},
+            gpus=[labels for labels, _ in prometheus.samples("verl_gpu_memory_used_bytes")],
+            busy_in={labels["phase"]: value for labels, value in prometheus.query(BUSY_IN)},
         )
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    yield tmp_path_factory.mktemp("runs")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
 
 
 @pytest.fixture(scope="module")
 def grpo(folder: Path, newest_prometheus_bin: Path) -> Trained:
+    """With GPUs of a fake NVML beside the CPU that it trains on."""
     (folder / "grpo").mkdir()
-    return train("grpo", 6, SAVE, newest_prometheus_bin, folder / "grpo")
+    fake = FakeNvml(folder / "grpo", gpus=2)
+    fake[0].utilization_percent = 50
+    return train("grpo", 6, SAVE, newest_prometheus_bin, folder / "grpo", fake.environment())
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +181,15 @@ def test_what_the_run_says_of_itself(
 def test_a_run_is_found_by_its_discovery_file(grpo: Trained) -> None:
     assert grpo.runs["discovered"]["run_id"] == grpo.runs["verl"]["run_id"]
     assert grpo.runs["discovered"]["project"] == "tiny"  # not exported_project: the target has no such label
+
+
+def test_gpu_series_stand_beside_the_training_ones(grpo: Trained) -> None:
+    assert {labels["gpu"] for labels in grpo.gpus} == {"0", "1"}
+    for labels in grpo.gpus:
+        assert (labels["project"], labels["experiment"], labels["job"]) == ("tiny", "grpo", "discovered")
+        assert labels["node"]
+    assert grpo.busy_in["gen"] > 0
+    assert grpo.busy_in["update_actor"] > 0
 
 
 @pytest.mark.parametrize("name", ["grpo", "legacy", "asynchronous"])

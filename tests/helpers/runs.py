@@ -6,14 +6,13 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from helpers.fixtures import calls
 from helpers.prometheus import free_port
 from helpers.scrape import Scrape
-
 from verl_prometheus.demo import training
 from verl_prometheus.demo.training import Kind
 
@@ -34,7 +33,14 @@ class RealRun:
     `polls` holds what each poll saw of the phases, `url` is the endpoint.
     """
 
-    def __init__(self, kind: Kind, folder: Path, steps: int, overrides: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        folder: Path,
+        steps: int,
+        overrides: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.targets = folder / "targets"
         self._file = folder / "file.jsonl"
         self.log = folder / "console.log"
@@ -53,7 +59,11 @@ class RealRun:
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command,
-                env={**training.environment(training_folder()), "VERL_FILE_LOGGER_PATH": str(self._file)},
+                env={
+                    **training.environment(training_folder()),
+                    "VERL_FILE_LOGGER_PATH": str(self._file),
+                    **(environment or {}),
+                },
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -87,7 +97,9 @@ class RealRun:
                 time.sleep(pause)
                 continue
             starts = {
-                one.labels["phase"]: one.value for one in scrape.samples if one.name == "verl_phase_start_timestamp_seconds"
+                one.labels["phase"]: one.value
+                for one in scrape.samples
+                if one.name == "verl_phase_start_timestamp_seconds"
             }
             active = {labels["phase"] for labels in scrape.label_sets("verl_phase_active")}
             assert active == set(starts)
