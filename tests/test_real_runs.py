@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import socket
 from collections import defaultdict
 from collections.abc import Mapping
@@ -187,7 +188,7 @@ def test_gpu_series_stand_beside_the_training_ones(grpo: Trained) -> None:
     assert {labels["gpu"] for labels in grpo.gpus} == {"0", "1"}
     for labels in grpo.gpus:
         assert (labels["project"], labels["experiment"], labels["job"]) == ("tiny", "grpo", "discovered")
-        assert labels["node"]
+        assert labels["node"] == platform.node()
     assert grpo.busy_in["gen"] > 0
     assert grpo.busy_in["update_actor"] > 0
 

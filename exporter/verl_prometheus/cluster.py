@@ -34,6 +34,12 @@ def has_gpus() -> bool:
     return bool(ray.is_initialized() and ray.cluster_resources().get("GPU", 0) > 0)
 
 
+def named(targets: Targets) -> Targets:
+    """The targets with the nodes' host names, which people know, for Ray's ids."""
+    names = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+    return {target: names.get(node, node) for target, node in targets.items()}
+
+
 class ClusterAgents:
     """Keeps the agents going until `stop`; tells `on_targets`, in a thread of its own, all targets when they change."""
 

@@ -62,13 +62,13 @@ class GpuWatch:
             self.collectors = (GpuCollector(self._sampler.snapshot, platform.node()),)
 
     def start(self, on_targets: Callable[[Targets], object]) -> None:
-        """`on_targets` is told all targets of agents, host:port -> node id, in another thread, whenever they change."""
+        """`on_targets` is told all targets of agents, host:port -> node, in another thread, whenever they change."""
         if self._sampler:
             self._sampler.start()
         elif self._config:
-            from verl_prometheus.cluster import ClusterAgents
+            from verl_prometheus.cluster import ClusterAgents, named
 
-            self._agents = ClusterAgents(self._config, on_targets, self._errors)
+            self._agents = ClusterAgents(self._config, lambda targets: on_targets(named(targets)), self._errors)
 
     def stop(self) -> None:
         if self._sampler:
