@@ -10,6 +10,7 @@ import socket
 import subprocess
 import urllib.parse
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -44,10 +45,18 @@ def get(url: str, headers: dict[str, str] | None = None) -> bytes:
 
 
 class Prometheus:
-    """A Prometheus that scrapes what `scrape_configs` say (job -> scrape_config), for the length of a `with` block."""
+    """A Prometheus that scrapes what `scrape_configs` say (job -> scrape_config), for the length of a `with` block.
+
+    A second `with` block starts it again, on the same port and data.
+    """
 
     def __init__(
-        self, bin_folder: Path, data: Path, scrape_configs: dict[str, dict[str, Any]], interval: str = "200ms"
+        self,
+        bin_folder: Path,
+        data: Path,
+        scrape_configs: dict[str, dict[str, Any]],
+        interval: str = "200ms",
+        flags: Sequence[str] = (),
     ) -> None:
         self._data = data
         self._port = free_port()
@@ -67,10 +76,11 @@ class Prometheus:
             f"--storage.tsdb.path={data / 'tsdb'}",
             f"--web.listen-address=127.0.0.1:{self._port}",
             "--log.level=warn",
+            *flags,
         ]
 
     def __enter__(self) -> Prometheus:
-        self._log = (self._data / "prometheus.log").open("w")
+        self._log = (self._data / "prometheus.log").open("a")
         self._process = subprocess.Popen(self._command, stdout=self._log, stderr=subprocess.STDOUT)
         wait_for(lambda: get(f"{self.url}/-/ready"), "Prometheus to be ready")
         return self
