@@ -36,7 +36,7 @@ def has_gpus() -> bool:
 
 def named(targets: Targets) -> Targets:
     """The targets with the nodes' host names, which people know, for Ray's ids."""
-    names = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()}
+    names = {node["NodeID"]: node["NodeManagerHostname"] for node in ray.nodes()} if targets else {}
     return {target: names.get(node, node) for target, node in targets.items()}
 
 
