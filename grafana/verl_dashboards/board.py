@@ -72,7 +72,9 @@ def render(board: Board) -> str:
                 builder.with_panel(deepcopy(panel))  # it may be on several boards, each with its place
     dashboard = builder.build()
     _number(dashboard.panels or [])
-    return json.dumps(dashboard, cls=JSONEncoder, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    plain = json.loads(json.dumps(dashboard, cls=JSONEncoder))
+    _remove_what_grafana_no_longer_knows(plain)
+    return json.dumps(plain, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def _number(panels: Sequence[Any]) -> None:
@@ -82,3 +84,13 @@ def _number(panels: Sequence[Any]) -> None:
         for one in (panel, *inner):
             number += 1
             one.id_val = number
+
+
+def _remove_what_grafana_no_longer_knows(board: dict[str, Any]) -> None:
+    """Properties that the SDK writes unasked and that Grafana's schema of 12.3 does not have any more."""
+    for variable in board["templating"]["list"]:
+        for name in ("auto", "auto_count", "auto_min", "definition"):
+            variable.pop(name, None)
+    for panel in board["panels"]:
+        for one in (panel, *panel.get("panels", ())):
+            one.get("options", {}).pop("footer", None)

@@ -69,7 +69,6 @@ def _label(name: str, label: str, query: str, description: str) -> QueryVariable
         .description(description)
         .datasource(DATASOURCE)
         .query({"qryType": 1, "query": query, "refId": name})
-        .definition(query)
         .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
         .sort(VariableSort.NATURAL_ASC)
         .multi(True)
