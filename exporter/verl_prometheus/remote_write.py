@@ -131,7 +131,7 @@ def _retry_after(header: str | None) -> float | None:
 def _encode(samples: Iterable[Sample]) -> bytes:
     import pyarrow
 
-    request = _write_request_class()()
+    request = write_request_class()()
     by_series: dict[Series, Any] = {}
     for series, at, value in samples:
         entry = by_series.get(series)
@@ -144,7 +144,7 @@ def _encode(samples: Iterable[Sample]) -> bytes:
 
 
 @functools.cache
-def _write_request_class() -> Any:
+def write_request_class() -> Any:
     """prometheus.WriteRequest, as far as it is used here."""
     from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 

@@ -88,9 +88,13 @@ class Prometheus:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.stop()
+        self._log.close()
+
+    def stop(self) -> None:
+        """Stop it before the block ends."""
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(timeout=30)
-        self._log.close()
 
     @property
     def url(self) -> str:

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # usage: debian-prometheus.sh DIR SUITE...
-# Unpacks the Prometheus, promtool and Alertmanager of Debian suites into DIR/SUITE/bin: nothing is installed, no service
-# started, no root needed. bookworm has 2.42 and 0.25, the oldest that are supported; forky has 3.5 and 0.33.
+# Unpacks the Prometheus, promtool, Alertmanager and VictoriaMetrics of Debian suites into DIR/SUITE/bin: nothing is
+# installed, no service started, no root needed. bookworm has 2.42 and 0.25, the oldest that are supported, and
+# VictoriaMetrics 1.79; forky has 3.5 and 0.33.
 set -euo pipefail
 folder=$(mkdir -p "${1:?usage: debian-prometheus.sh DIR SUITE...}" && cd "$1" && pwd)
 shift
@@ -22,7 +23,8 @@ fi
 
 for suite in "$@"; do
   target="$folder/$suite"
-  if [ -x "$target/bin/prometheus" ]; then continue; fi
+  if [ -e "$target/complete" ]; then continue; fi
+  rm -rf "$target"
   work=$(mktemp -d)
   mkdir -p "$work/lists/partial" "$work/root"
   echo "deb $mirror $suite main" >"$work/sources.list"
@@ -31,11 +33,14 @@ for suite in "$@"; do
   apt-get "${options[@]}" update
   packages=(prometheus prometheus-alertmanager)
   # newer suites ship promtool in a package of its own
-  apt-cache "${options[@]}" show promtool >/dev/null 2>&1 && packages+=(promtool)
+  for package in promtool victoria-metrics; do
+    if apt-cache "${options[@]}" show "$package" >/dev/null 2>&1; then packages+=("$package"); fi
+  done
   (cd "$work" && apt-get "${options[@]}" download "${packages[@]}")
   for package in "$work"/*.deb; do dpkg -x "$package" "$work/root"; done
   mkdir -p "$target"
   mv "$work/root/usr/bin" "$target/bin"
+  touch "$target/complete"
   rm -rf "$work"
   "$target/bin/prometheus" --version | head -1
 done

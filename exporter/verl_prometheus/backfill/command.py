@@ -66,8 +66,8 @@ def run(namespace: argparse.Namespace) -> int:
     with namespace.output.open("w", encoding="utf-8") as stream:
         columns.write(stream)
     _note(
-        f"{columns.samples} samples. Now: promtool tsdb create-blocks-from openmetrics {namespace.output} DATA, where "
-        "DATA is Prometheus's --storage.tsdb.path (long runs: --max-block-duration=24h makes it faster)"
+        f"{columns.samples} samples. Now: promtool tsdb create-blocks-from --max-block-duration=24h openmetrics "
+        f"{namespace.output} DATA, where DATA is Prometheus's --storage.tsdb.path"
     )
     return 0
 
