@@ -18,6 +18,8 @@ from verl_prometheus.collectors.signals import SignalCollector
 from verl_prometheus.signals import Signals, SignalsView
 
 RULE_FILES = sorted((Path(__file__).parent.parent / "prometheus" / "rules").glob("*.yml"))
+# Prometheus evaluates groups side by side. At worst, an alert sees the records and limits of the evaluation before.
+WORST_ORDER = ["verl-run", "verl-training", "verl-gpu", "verl-limits", "verl-records"]
 STEPS = 120
 FAULT = 46  # first step that goes wrong: the baseline is frozen and has left the window
 WINDOW = 20
@@ -215,7 +217,12 @@ class Promtool:
             "input_series": [{"series": name, "values": " ".join(values)} for name, values in series.items()],
             "promql_expr_test": [{"expr": self.QUERY, "eval_time": time, "exp_samples": []} for time in times],
         }
-        document = {"rule_files": [*map(str, RULE_FILES)], "evaluation_interval": step, "tests": [test]}
+        document = {
+            "rule_files": [*map(str, RULE_FILES)],
+            "evaluation_interval": step,
+            "group_eval_order": WORST_ORDER,
+            "tests": [test],
+        }
         self._file.write_text(json.dumps(document))  # JSON is YAML
         result = subprocess.run(
             [self._program, "test", "rules", self._file], capture_output=True, text=True, check=False
