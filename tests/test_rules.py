@@ -98,7 +98,7 @@ def test_the_alerts_are_those_of_the_contract() -> None:
 
 def test_recording_rules_are_named_level_metric_operations() -> None:
     records = {rule["record"] for rule in RULES if "record" in rule}
-    assert all(re.fullmatch(r"(run|run_phase|gpu):verl_\w+:\w+", name) for name in records), records
+    assert all(re.fullmatch(r"\w+:\w+:\w+", name) for name in records), records
 
 
 @pytest.mark.parametrize("name", NAMES)
