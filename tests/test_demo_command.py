@@ -40,13 +40,14 @@ verl_phase_start_timestamp_seconds{phase="step"} 1001.0
 """
 STEP_7 = Progress(7, 20, 0.25, 0.125, 1.5, 2.0, {"step": 3.0, "gen": 2.0})
 
-# Announces itself as the exporter does, does a step whenever it is scraped, and has a worker that heeds no signal.
+# Announces itself as the exporter does, does a step whenever it is scraped, and has two workers that heed no signal: one in
+# a process group of its own, as Ray's are, and one in a session of its own, as torchrun's are (which ends them itself).
 TRAINER = """
 import http.server, json, os, pathlib, subprocess, sys
 folder, experiment, steps, status = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 stubborn = "import signal, time; [signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; time.sleep(600)"
-worker = subprocess.Popen([sys.executable, "-c", stubborn], preexec_fn=os.setpgrp)
-pathlib.Path(folder, "worker").write_text(str(worker.pid))
+workers = [subprocess.Popen([sys.executable, "-c", stubborn], preexec_fn=new) for new in (os.setpgrp, os.setsid)]
+pathlib.Path(folder, "workers").write_text(" ".join(str(worker.pid) for worker in workers))
 ray = pathlib.Path(os.environ["RAY_TMPDIR"], "ray")
 (ray / f"session_today_{os.getpid()}").mkdir(parents=True)
 (ray / "session_latest").symlink_to(f"session_today_{os.getpid()}")
@@ -66,6 +67,7 @@ file = targets / "node.json"
 file.write_text(json.dumps([{"targets": [f"127.0.0.1:{server.server_port}"], "labels": labels}]))
 while step < steps:
     server.handle_request()
+workers[1].kill()
 print("\\x1b[31mthe last words\\x1b[0m of the trainer", flush=True)
 if status == 0:
     file.unlink()
@@ -99,8 +101,8 @@ class Demo:
     def output(self) -> str:
         return self.process.communicate(timeout=60)[0]
 
-    def worker(self) -> int:
-        return int((self.folder / "worker").read_text())
+    def workers(self) -> list[int]:
+        return [int(pid) for pid in (self.folder / "workers").read_text().split()]
 
     def ray_folder(self) -> Path:
         return Path(training.environment(self.folder)["RAY_TMPDIR"])
@@ -133,7 +135,7 @@ def test_a_run_is_shown_step_by_step_and_ends_well(cache: Path) -> None:
         assert part in output
     assert "Trained 3 steps in" in output
     assert CLEAR_LINE not in output
-    assert not alive(demo.worker())
+    assert not any(map(alive, demo.workers()))
     assert not demo.ray_folder().exists()
 
 
@@ -144,21 +146,22 @@ def test_a_failed_run_shows_its_last_words_and_passes_its_status_on(cache: Path)
     assert "\nthe last words of the trainer\n" in output
     (log,) = (demo.folder / "logs").iterdir()
     assert output.endswith(f"The training failed with exit status 3. All of its output: {log}\n")
-    assert not alive(demo.worker())
+    assert not any(map(alive, demo.workers()))
     assert list((demo.folder / "targets").iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_everything_without_a_word_too_many(number: signal.Signals, cache: Path) -> None:
     demo = Demo(cache, steps=1_000_000)
-    worker = wait_for(demo.worker, "the trainer's worker")
+    workers = wait_for(demo.workers, "the trainer's workers")
+    assert all(map(alive, workers))
     wait_for(lambda: list((demo.folder / "targets").iterdir()), "the discovery file")
     demo.process.send_signal(number)
     output = demo.output()
     assert demo.process.returncode == 128 + number
     assert output.endswith("Stopping ...\nStopped, nothing is left running.\n")
     assert "Traceback" not in output
-    assert not alive(worker)
+    assert not any(map(alive, workers))
     assert list((demo.folder / "targets").iterdir()) == []
     assert not demo.ray_folder().exists()
 

@@ -78,7 +78,10 @@ def train(steps: int, port: int, folder: Path, display: Display, requests: list[
         experiment=experiment,
         overrides=[f"+trainer.prometheus.port={port}", f'+trainer.prometheus.targets_dir="{targets}"'],
     )
-    display.say(f"Training a 2-layer model with verl's GRPO for {steps} steps; its output goes to {log}")
+    display.say(
+        f"Training a 2-layer model with verl's GRPO for {steps} steps, after a minute of start-up.\n"
+        f"Its output goes to {log}"
+    )
     began = time.monotonic()
     try:
         with TrainingProcess(command, training.environment(folder), log) as process:
@@ -102,7 +105,7 @@ def watch(process: TrainingProcess, targets: Path, experiment: str, display: Dis
     url: str | None = None
     while process.exit_status() is None and not requests:
         if url is None:
-            display.passing(f"Ray and verl's workers start, about a minute: {time.monotonic() - began:.0f} s")
+            display.passing(f"Ray and verl's workers start: {time.monotonic() - began:.0f} s")
             for _, url in progress.announced(targets, experiment):
                 display.say(LOOK_HERE.format(port=url.rpartition(":")[2], targets=targets))
         if url is not None:

@@ -12,12 +12,13 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 GRACE_SECONDS = 10.0  # to end by itself: verl tells its loggers, Ray ends its processes
 
 
 class TrainingProcess:
-    """A command in a session of its own, so that all it starts can be found and ended; use it as a context manager.
+    """A command with all it starts, to be ended together; use it as a context manager.
 
     Args:
         command, environment: see `verl_prometheus.demo.training`.
@@ -25,7 +26,6 @@ class TrainingProcess:
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self.log = log
         self._ray_folder = Path(environment["RAY_TMPDIR"], "ray")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as output:
@@ -58,12 +58,14 @@ class TrainingProcess:
         return status
 
     def stop(self) -> None:
-        """Interrupt the training, give it a moment to end, then kill what is left of its session."""
+        """Interrupt the training, give it a moment to end, then kill what is left of it."""
+        sessions = {self.pid}
         if self._process.poll() is None:
+            sessions |= _sessions_below(self.pid)
             self._process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(GRACE_SECONDS)
-        while left := _session(self.pid):
+        while left := [pid for pid, kin in _processes().items() if kin.session in sessions]:
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -90,16 +92,30 @@ class TrainingProcess:
         self.stop()
 
 
-def _session(session: int) -> list[int]:
-    """The living processes of a session; those that died are somebody else's to bury."""
-    members = []
+class _Kin(NamedTuple):
+    parent: int
+    session: int
+
+
+def _processes() -> dict[int, _Kin]:
+    """All living processes, by pid."""
+    found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
-            state, _, _, its_session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            state, parent, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
         except OSError:  # it has just ended
             continue
-        if int(its_session) == session and state not in "ZX":
-            members.append(int(entry.name))
-    return members
+        if state not in "ZX":
+            found[int(entry.name)] = _Kin(int(parent), int(session))
+    return found
+
+
+def _sessions_below(root: int) -> set[int]:
+    """The sessions of a process's descendants: torchrun gives each of its workers one."""
+    processes = _processes()
+    family = {root}
+    while born := {pid for pid, kin in processes.items() if kin.parent in family} - family:
+        family |= born
+    return {processes[pid].session for pid in family - {root}}
