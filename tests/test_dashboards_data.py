@@ -90,7 +90,7 @@ def test_a_panel_has_data_for_the_runs_it_is_meant_for(loaded: Loaded, panel: Pa
 
 
 # Empty while all is well.
-ONLY_IN_TROUBLE = {"Firing alerts", "Hyperparameters that differ", "Swallowed errors, dropped and non-finite values"}
+ONLY_IN_TROUBLE = {"Firing alerts", "Hyperparameters that differ", "Errors, dropped values and NaN"}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ ANNOTATIONS = {one["name"]: one for one in BOARDS["verl-overview"]["annotations"
 )
 def test_annotations_find_their_events(loaded: Loaded, name: str, experiment: str) -> None:
     annotation = ANNOTATIONS[name]
-    answer = loaded.query_range(filled(annotation["expr"], values(loaded, experiment)))
+    answer = loaded.query_range(filled(annotation["target"]["expr"], values(loaded, experiment)))
     assert answer
     if annotation.get("useValueForTime"):
         for series in answer:

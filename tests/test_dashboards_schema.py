@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +28,23 @@ def test_boards_are_of_the_schema(major: int) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-def _wrong_property(board: dict[str, Any]) -> None:
-    board["refreshes"] = "30s"
+SPOILT: dict[str, Callable[[dict[str, Any]], object]] = {
+    "property": lambda board: board.update(refreshes="30s"),
+    "type": lambda board: board["panels"][1]["gridPos"].update(w="17"),
+    "choice": lambda board: board["panels"][4]["fieldConfig"]["defaults"]["custom"].update(drawStyle="line and bars"),
+    "option": lambda board: board["panels"][1]["options"].update(cellHeights="sm"),
+    "override": lambda board: board["panels"][1]["fieldConfig"]["overrides"][0]["properties"].append(
+        {"id": "custom.colour", "value": "red"}
+    ),
+}
 
 
-def _wrong_type(board: dict[str, Any]) -> None:
-    board["panels"][1]["gridPos"]["w"] = "17"
-
-
-def _wrong_choice(board: dict[str, Any]) -> None:
-    board["panels"][4]["fieldConfig"]["defaults"]["custom"]["drawStyle"] = "line and bars"
-
-
-@pytest.mark.parametrize("spoil", [_wrong_property, _wrong_type, _wrong_choice])
-def test_the_check_finds(spoil: Any, tmp_path: Path) -> None:
-    board = json.loads((FOLDER / "verl-overview.json").read_text("utf-8"))
-    spoil(board)
-    file = tmp_path / "spoilt.json"
-    file.write_text(json.dumps(board))
-    assert check(12, file).returncode == 1
+def test_the_check_finds_mistakes(tmp_path: Path) -> None:
+    for name, spoil in SPOILT.items():
+        board = json.loads((FOLDER / "verl-overview.json").read_text("utf-8"))
+        spoil(board)
+        tmp_path.joinpath(f"{name}.json").write_text(json.dumps(board))
+    answer = check(12, *sorted(tmp_path.iterdir()))
+    assert answer.returncode == 1
+    found = {line.partition(".json: ")[0] for line in answer.stderr.splitlines() if ".json: line" in line}
+    assert found == {str(tmp_path / name) for name in SPOILT}

@@ -1,1 +1,1 @@
-"""The dashboards as code. `python -m verl_dashboards DIR` writes one JSON file a board."""
+"""The dashboards as code; `make dashboards` writes their JSON."""

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders.dashboard import AnnotationQuery
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.dashboard import AnnotationQuery as Annotation
 
-from verl_dashboards.queries import DATASOURCE, RUNS
+from verl_dashboards.queries import DATASOURCE, RUNS, Query
 from verl_dashboards.style import BAD, BLUE, GREEN, PURPLE, SKY
 
 _STARTS = (
@@ -63,8 +63,7 @@ def _event(name: str, color: str, expr: str, title: str, text: str) -> Annotatio
         .datasource(DATASOURCE)
         .enable(True)
         .icon_color(color)
-        .expr(expr)
+        .target(Query(expr).build("Anno").interval("60s"))
         .title_format(title)
         .text_format(text)
-        .step("60s")
     )

@@ -160,7 +160,7 @@ reward = lines(
         title="Reward",
         question="Does the run still learn? Mean reward of a step's samples, with the level at which half of "
         "what was gained is lost.",
-        size=(8, 8),
+        size=(6, 8),
         queries=[
             Query(signal("reward"), "{{experiment}}"),
             Query(signal("reward", "verl_signal_baseline", stat="mean"), "own start, {{experiment}}"),
@@ -175,7 +175,7 @@ reference_kl = lines(
         title="KL to the reference",
         question="Is the policy where it should be? Under the lower limit it has snapped back onto the reference, "
         "above the upper one it runs away. Nats per token.",
-        size=(8, 8),
+        size=(6, 8),
         queries=[
             Query(signal("reference_kl"), "{{experiment}}"),
             Query(limit("VerlKLCollapse"), "lower limit, {{experiment}}"),
@@ -190,13 +190,27 @@ entropy = lines(
         title="Entropy",
         question="Does the policy still explore, and is it still a policy? Nats per token, between the limits "
         "of the run's own start.",
-        size=(8, 8),
+        size=(6, 8),
         queries=[
             Query(signal("entropy"), "{{experiment}}"),
             Query(limit("VerlEntropyCollapse"), "lower limit, {{experiment}}"),
             Query(limit("VerlEntropyExplosion"), "upper limit, {{experiment}}"),
         ],
         alerts=["VerlEntropyCollapse", "VerlEntropyExplosion"],
+    ),
+    minimum=0,
+)
+
+throughput = lines(
+    Common(
+        title="Throughput",
+        question="Is the run as fast as it was? Tokens per second and GPU, with 0.7 of the run's own start.",
+        size=(6, 8),
+        queries=[
+            Query(signal("throughput"), "{{experiment}}"),
+            Query(limit("VerlThroughputRegression"), "lower limit, {{experiment}}"),
+        ],
+        alerts=["VerlThroughputRegression"],
     ),
     minimum=0,
 )
@@ -219,7 +233,7 @@ gradient = lines(
 tokens = lines(
     Common(
         title="Tokens per second",
-        question="Is the run as fast as it was? Tokens trained on, over all of the run's GPUs.",
+        question="How much does the run get done? Tokens trained on, over all of its GPUs, pauses included.",
         size=(8, 8),
         queries=[Query(f"sum {BY_RUN} (rate(verl_tokens_total{{{RUNS}}}[$window]))", "{{experiment}}")],
         unit="short",
@@ -297,7 +311,7 @@ log_cost = lines(
 
 faults = lines(
     Common(
-        title="Swallowed errors, dropped and non-finite values",
+        title="Errors, dropped values and NaN",
         question="Is something missing on these boards? Errors that the exporter swallowed so that training goes on, "
         "values that are no numbers, NaN and infinity, since the run began.",
         size=(8, 7),
@@ -343,7 +357,9 @@ BOARD = Board(
     question="Is every run well, and if not, where to look?",
     sections=[
         Section("Now", [runs, firing]),
-        Section("Learning (RL runs; an SFT run logs none of these)", [reward, reference_kl, entropy]),
+        Section(
+            "Learning and speed (RL runs; an SFT run logs none of these)", [reward, reference_kl, entropy, throughput]
+        ),
         Section("Every run", [gradient, tokens, pace]),
         Section("GPUs (needs the GPU agent)", [utilization, memory]),
         Section("The exporter itself", [log_cost, faults, series], collapsed=True),

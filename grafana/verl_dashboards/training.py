@@ -232,8 +232,8 @@ staleness = lines(
 
 sample_size = lines(
     Common(
-        title="Effective sample size of the importance weights",
-        question="How much of the batch still counts after rollout correction? Under 0.3 a few samples decide "
+        title="Effective sample size",
+        question="How much of the batch still counts after the importance weights? Under 0.3 a few samples decide "
         "the update.",
         size=(12, 8),
         queries=[
@@ -289,8 +289,8 @@ value_loss = lines(
 
 critic_gradient = lines(
     Common(
-        title="Gradient norm and clip fraction of the critic",
-        question="Are the critic's updates sound?",
+        title="Updates of the critic",
+        question="Are they sound? Gradient norm before clipping, and the share of predictions clipped.",
         size=(8, 8),
         queries=[
             Query(f"max {BY_RUN} (verl_critic_grad_norm{{{RUNS}}})", "gradient norm, {{experiment}}"),

@@ -65,22 +65,15 @@ function frames(panel, answers) {
   });
 }
 
-/** Variables as they stand in a link; the data's own are Grafana's to replace. */
+/** What a link says of its row, as Grafana replaces it; other variables stay. */
 const interpolate = (text, scoped) =>
-  text.replace(/\$\{__data\.([^}]+)\}/g, (whole, path) => {
+  text.replace(/\$\{__data\.fields\.([^}]+)\}/g, (whole, path) => {
     const context = scoped?.__dataContext?.value;
     if (!context) {
       return whole;
     }
-    const [, name, part] = path.match(/^fields\.([^.]+)(?:\.(\w+))?$/) ?? [];
-    const source = context.frame.fields.find((one) => grafana.getFieldDisplayName(one, context.frame) === name || one.name === name);
-    if (source === undefined) {
-      return whole;
-    }
-    const shown = (source.display ?? grafana.getDisplayProcessor({ field: source, theme: grafana.createTheme() }))(
-      source.values[context.rowIndex],
-    );
-    return part === "numeric" ? String(shown.numeric) : grafana.formattedValueToString(shown);
+    const row = grafana.getFieldDisplayValuesProxy({ frame: context.frame, rowIndex: context.rowIndex });
+    return String(path.split(".").reduce((value, name) => value?.[name], row));
   });
 
 function described(frame, series) {

@@ -34,8 +34,9 @@ type Filled<T> = T extends Array<infer U> ? Array<Filled<U>> : T extends object 
 type Board = Json<Omit<Dashboard, "panels" | "annotations">>;
 /** The data source has properties of its own in an annotation. */
 type Annotation = Json<Omit<AnnotationQuery, "target">> &
-  { expr: string; titleFormat: string; textFormat: string; step: string; useValueForTime?: boolean };
+  { target: Record<string, unknown>; titleFormat: string; textFormat: string; useValueForTime?: boolean };
 type Row = Json<Omit<RowPanel, "panels">> & { panels: [] };
+type Override<Custom> = Filled<Json<Omit<FieldConfig, "custom"> & { custom?: Custom }>>;
 type Typed<Options, Custom> = Json<
   Omit<Panel, "options" | "fieldConfig" | "targets"> & {
     targets: unknown[];
@@ -48,6 +49,17 @@ type Typed<Options, Custom> = Json<
 >;
 `;
 
+/** The properties of an override as the field configuration that they make: custom.lineStyle is lineStyle of custom. */
+function overridden(properties) {
+  const config = {};
+  for (const { id, value } of properties) {
+    const path = id.split(".");
+    const last = path.pop();
+    path.reduce((inner, name) => (inner[name] ??= {}), config)[last] = value;
+  }
+  return config;
+}
+
 function source(board) {
   const { panels, annotations, ...rest } = board;
   const all = panels.flatMap((one) => (one.type === "row" ? [{ ...one, panels: [] }, ...one.panels] : [one]));
@@ -58,10 +70,19 @@ function source(board) {
     ...kinds.map((kind) => `import type * as ${kind} from ${literal(panelTypes(kind))};`),
     `export const board: Board = ${literal(rest)};`,
     ...annotations.list.map((one, index) => `export const annotation${index}: Annotation = ${literal(one)};`),
-    ...all.map((one) => {
+    ...all.flatMap((one) => {
       const kind = one.type.replace("-", "");
+      if (kind === "row") {
+        return [`export const row${one.id}: Row = ${literal(one)};`];
+      }
       const custom = kind === "bargauge" ? "{}" : `${kind}.FieldConfig`;
-      return `export const panel${one.id}: ${one.type === "row" ? "Row" : `Typed<${kind}.Options, ${custom}>`} = ${literal(one)};`;
+      return [
+        `export const panel${one.id}: Typed<${kind}.Options, ${custom}> = ${literal(one)};`,
+        ...one.fieldConfig.overrides.map(
+          ({ properties }, index) =>
+            `export const override${one.id}_${index}: Override<${custom}> = ${literal(overridden(properties))};`,
+        ),
+      ];
     }),
   ].join("\n");
 }
