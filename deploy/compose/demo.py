@@ -13,6 +13,7 @@ import math
 import multiprocessing
 import platform
 import re
+import signal
 import tempfile
 import threading
 import time
@@ -202,15 +203,25 @@ EVERYTHING: tuple[Run | Node | Engine, ...] = (
 )
 
 
+def _play(one: Run | Node | Engine, targets: str, pace: float) -> None:
+    signal.signal(signal.SIGTERM, _stop)
+    one.play(targets, pace)
+
+
+def _stop(*_: object) -> None:
+    raise SystemExit
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("targets", help="folder for the discovery files, which Prometheus reads")
     parser.add_argument("--pace", type=float, default=4.0, help="seconds a step (%(default)s)")
     arguments = parser.parse_args()
     Path(arguments.targets).mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, _stop)
     context = multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=one.play, args=(arguments.targets, arguments.pace), daemon=True) for one in EVERYTHING
+        context.Process(target=_play, args=(one, arguments.targets, arguments.pace), daemon=True) for one in EVERYTHING
     ]
     for process in processes:
         process.start()
@@ -218,6 +229,10 @@ def main() -> None:
         for process in processes:
             process.join()
     finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
         for file in Path(arguments.targets).glob("demo-*.json"):
             file.unlink()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -71,7 +72,8 @@ def loaded_prometheus(bin_folder: Path, folder: Path) -> Iterator[Loaded]:
     try:
         processes.append(_prometheus(bin_folder, folder, port))
         demo = [sys.executable, str(ROOT / "deploy" / "compose" / "demo.py"), str(targets), f"--pace={PACE}"]
-        processes.append(subprocess.Popen(demo, stdout=subprocess.DEVNULL))
+        environment = os.environ | {"TMPDIR": str(folder)}
+        processes.append(subprocess.Popen(demo, env=environment, stdout=subprocess.DEVNULL, start_new_session=True))
         for experiment in (GRPO, PPO, SFT, LEGACY, RESUMED):
             wait_for(
                 lambda one=experiment: loaded_step(loaded, one) >= STEPS, f"{experiment} to do its steps", seconds=300
@@ -79,9 +81,9 @@ def loaded_prometheus(bin_folder: Path, folder: Path) -> Iterator[Loaded]:
         yield Loaded(loaded.url, began, time.time())
     finally:
         for process in processes:
-            process.send_signal(signal.SIGINT)
+            os.killpg(process.pid, signal.SIGKILL)  # its children, too
         for process in processes:
-            process.wait(timeout=60)
+            process.wait()
 
 
 def loaded_step(loaded: Loaded, experiment: str) -> float:
@@ -108,6 +110,6 @@ def _prometheus(bin_folder: Path, folder: Path, port: int) -> subprocess.Popen[b
         "--log.level=warn",
     ]
     with (folder / "prometheus.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
     wait_for(lambda: get(f"http://127.0.0.1:{port}/-/ready"), "Prometheus to be ready")
     return process
