@@ -41,12 +41,16 @@ class JournalFile:
     def append(self, lines: bytes) -> None:
         """Write `lines`. Raises OSError; what is not written then is kept for the next call, even an empty one."""
         self._unwritten += lines
-        while self._unwritten:
-            separator = b"\n" if self._torn else b""
-            written = os.write(self._descriptor, separator + self._unwritten) - len(separator)
-            complete = self._unwritten.rfind(b"\n", 0, written) + 1
-            self._torn = written > complete
-            self._unwritten = self._unwritten[complete:]
+        rest = b"\n" + self._unwritten if self._torn else self._unwritten
+        try:
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
+        finally:
+            written = len(self._unwritten) - len(rest)
+            if written >= 0:  # else not even the newline that ends the torn line
+                complete = self._unwritten.rfind(b"\n", 0, written) + 1
+                self._torn = written > complete
+                self._unwritten = self._unwritten[complete:]
             self._size = os.fstat(self._descriptor).st_size
 
     def begin_part(self) -> None:

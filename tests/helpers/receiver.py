@@ -17,7 +17,7 @@ OK: Answer = (204, {}, "")
 
 
 class Request(NamedTuple):
-    headers: dict[str, str]
+    headers: dict[str, str]  # names in lower case
     series: dict[tuple[tuple[str, str], ...], list[tuple[int, float]]]  # labels -> (Unix ms, value)
 
     def samples(self, name: str, **labels: str) -> list[tuple[int, float]]:
@@ -36,7 +36,10 @@ class Receiver:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                request = Request(dict(self.headers), _decode(self.rfile.read(int(self.headers["Content-Length"]))))
+                request = Request(
+                    {name.lower(): text for name, text in self.headers.items()},
+                    _decode(self.rfile.read(int(self.headers["Content-Length"]))),
+                )
                 status, headers, text = answer(len(receiver.requests), request)
                 receiver.requests.append(request)
                 if status < 300:
