@@ -155,10 +155,10 @@ def summaries(promtool: Path, path: Path, folder: Path) -> dict[str, list[str]]:
     return {name: [text for other, text in found if other == name] for name, _ in found}
 
 
-def test_summaries_name_run_step_phase_value_and_limit(prometheus_bin: Path, tmp_path: Path) -> None:
+def test_summaries_name_run_step_phase_value_and_limit(newest_prometheus_bin: Path, tmp_path: Path) -> None:
     texts: dict[str, list[str]] = {}
     for path in TEST_FILES:
-        texts.update(summaries(prometheus_bin / "promtool", path, tmp_path))
+        texts.update(summaries(newest_prometheus_bin / "promtool", path, tmp_path))
     assert sorted(texts) == NAMES
     limited = {rule["labels"]["alert"] for rule in RULES if rule.get("record", "").endswith(":limit")}
     for name, all_texts in texts.items():
