@@ -29,6 +29,7 @@ _TIME_LEFT = (
 )
 
 
+_HIDDEN = [Property("custom.hideFrom", {"viz": True, "legend": True, "tooltip": True})]
 _RUN_LINK = Property(
     "links", [{"title": "Only this run", "url": links.to_board("verl-overview"), "targetBlank": False}]
 )
@@ -41,7 +42,7 @@ runs = rows(
         "Click a run to see it alone. "
         "Time left: steps to go times the mean duration of the last steps. Unsaved: steps since the last checkpoint. "
         "Vanished: the run was alive at its last scrape and does not answer any more.",
-        size=(17, 9),
+        size=(18, 9),
         queries=[
             Query(_STATE, kind="table"),
             Query(f"max by (project, experiment, phase) (run_phase:verl_step:position{{{RUNS}}})", kind="table"),
@@ -51,11 +52,11 @@ runs = rows(
             Query(f"time() - {_last('verl_last_step_timestamp_seconds')}", kind="table"),
             Query(f"max {BY_RUN} (verl_step{{{RUNS}}} - verl_checkpoint_step)", kind="table"),
             Query(f"sum {BY_RUN} ({_FIRING}) or 0 * {_last('verl_run_start_timestamp_seconds')}", kind="table"),
-            Query(f"max by (project, experiment, attempt, algorithm, trainer) (verl_run_info{{{RUNS}}})", kind="table"),
+            Query(f"max by (project, experiment, attempt) (verl_run_info{{{RUNS}}})", kind="table"),
         ],
         alerts=["VerlRunStalled", "VerlRunFailed", "VerlRunVanished", "VerlCheckpointOverdue"],
         overrides={
-            "Experiment": [_RUN_LINK, Property("custom.minWidth", 140)],
+            "Experiment": [_RUN_LINK, Property("custom.minWidth", 130)],
             "State": background(Property("mappings", [style.value_map(style.STATES)]), Property("custom.width", 85)),
             "Step": [Property("unit", "none"), Property("custom.width", 70)],
             "Done": [
@@ -67,9 +68,9 @@ runs = rows(
                 Property("thresholds", {"mode": "absolute", "steps": [{"color": GOOD, "value": None}]}),
                 Property("custom.minWidth", 110),
             ],
-            "Time left": [Property("unit", "dtdurations"), Property("custom.width", 105)],
-            "Last step": [Property("unit", "dtdurations"), Property("custom.width", 105)],
-            "Unsaved steps": [Property("unit", "none"), Property("custom.width", 105)],
+            "Time left": [Property("unit", "dtdurations"), Property("custom.width", 95)],
+            "Last step": [Property("unit", "dtdurations"), Property("custom.width", 95)],
+            "Unsaved": [Property("unit", "none"), Property("custom.width", 75)],
             "Alerts": background(
                 Property(
                     "thresholds",
@@ -82,6 +83,7 @@ runs = rows(
                 Property("custom.width", 65),
             ),
             "Attempt": [Property("custom.width", 75)],
+            "project": _HIDDEN,  # the link needs it
         },
         no_value="no run in this time range",
     ),
@@ -94,12 +96,10 @@ runs = rows(
             "Value #D": "Done",
             "Value #E": "Time left",
             "Value #F": "Last step",
-            "Value #G": "Unsaved steps",
+            "Value #G": "Unsaved",
             "Value #H": "Alerts",
             "attempt": "Attempt",
-            "algorithm": "Algorithm",
-            "trainer": "Trainer",
-            "project": "Project",
+            "project": "project",
         },
         hidden=("Time", "Value #B", "Value #I"),
     ),
@@ -112,7 +112,7 @@ firing = rows(
         title="Firing alerts",
         question="What is wrong, and where is it written what to do? Click an alert for its runbook. "
         "page: act now, warn: look today, info: worth knowing.",
-        size=(7, 9),
+        size=(6, 9),
         queries=[
             Query(
                 f"label_replace(sum by (severity, alertname, project, experiment) ({_FIRING}),"
@@ -143,7 +143,7 @@ firing = rows(
                 )
             ],
             "runbook": [
-                Property("custom.hideFrom", {"viz": True, "legend": True, "tooltip": True}),
+                *_HIDDEN,
                 Property("mappings", [style.text_map({}, {name: name.lower() for name in alert_names()})]),
             ],
         },
@@ -294,6 +294,38 @@ memory = lines(
     maximum=1,
 )
 
+identity = rows(
+    Common(
+        title="What the runs are",
+        question="Which model, algorithm and versions, on which node? run_id stays the same when a run is resumed.",
+        size=(24, 7),
+        queries=[
+            Query(
+                "group by (project, experiment, run_id, attempt, algorithm, model, trainer, node, verl_version,"
+                f" exporter_version) (last_over_time(verl_run_info{{{RUNS}}}[$__range]))",
+                kind="table",
+            )
+        ],
+        no_value="no run in this time range",
+    ),
+    columns(
+        {
+            "project": "Project",
+            "experiment": "Experiment",
+            "attempt": "Attempt",
+            "algorithm": "Algorithm",
+            "model": "Model",
+            "trainer": "Trainer",
+            "node": "Node",
+            "verl_version": "verl",
+            "exporter_version": "Exporter",
+            "run_id": "Run",
+        },
+        hidden=("Time", "Value"),
+    ),
+    sort_by="Experiment",
+)
+
 log_cost = lines(
     Common(
         title="What log() costs the trainer",
@@ -362,6 +394,7 @@ BOARD = Board(
         ),
         Section("Every run", [gradient, tokens, pace]),
         Section("GPUs (needs the GPU agent)", [utilization, memory]),
+        Section("What they are", [identity], collapsed=True),
         Section("The exporter itself", [log_cost, faults, series], collapsed=True),
     ],
     variables=[variables.window()],

@@ -12,7 +12,8 @@ import urllib.error
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,7 @@ def loaded_prometheus(bin_folder: Path, folder: Path) -> Iterator[Loaded]:
         environment = os.environ | {"TMPDIR": str(folder)}
         processes.append(subprocess.Popen(demo, env=environment, stdout=subprocess.DEVNULL, start_new_session=True))
         for experiment in (GRPO, PPO, SFT, LEGACY, RESUMED):
-            wait_for(
-                lambda one=experiment: loaded_step(loaded, one) >= STEPS, f"{experiment} to do its steps", seconds=300
-            )
+            wait_for(partial(_has_done, loaded, experiment), f"{experiment} to do its steps", seconds=300)
         yield Loaded(loaded.url, began, time.time())
     finally:
         for process in processes:
@@ -86,10 +85,9 @@ def loaded_prometheus(bin_folder: Path, folder: Path) -> Iterator[Loaded]:
             process.wait()
 
 
-def loaded_step(loaded: Loaded, experiment: str) -> float:
-    now = Loaded(loaded.url, loaded.began, time.time())
-    answer = now.query(f'max(verl_step{{experiment="{experiment}"}})')
-    return float(answer[0]["value"][1]) if answer else 0.0
+def _has_done(loaded: Loaded, experiment: str) -> bool:
+    now = replace(loaded, ended=time.time())
+    return bool(now.query(f'max(verl_step{{experiment="{experiment}"}}) >= {STEPS}'))
 
 
 def _prometheus(bin_folder: Path, folder: Path, port: int) -> subprocess.Popen[bytes]:
