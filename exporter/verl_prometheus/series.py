@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isnan
 from typing import NamedTuple
 
 from prometheus_client.metrics_core import Metric
@@ -48,6 +49,10 @@ class _Kept:
         self.time = 0
         self.round = 0
 
+    @property
+    def is_nan(self) -> bool:
+        return self.value is not None and isnan(self.value)
+
 
 class Selection:
     """Chooses from each moment.
@@ -80,10 +85,11 @@ class Selection:
                 kept.round = self._round
                 if kept.time >= moment.time:
                     continue
+                changed = sample.value != kept.value and not (isnan(sample.value) and kept.is_nan)
                 if "key" in sample.labels or sample.name == ALWAYS:
-                    due = not moment.last or sample.value != kept.value
+                    due = changed or not moment.last
                 else:
-                    due = moment.last or (sample.value != kept.value and not is_histogram)
+                    due = moment.last or (changed and not is_histogram)
                 if due or moment.time - kept.time >= self._resend:
                     kept.value, kept.time = sample.value, moment.time
                     chosen.append((kept.series, sample.value))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from heapq import merge
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter, lt
 from typing import TextIO
 
 from verl_prometheus.series import Moment, Selection, Series
@@ -36,14 +37,17 @@ class OpenMetricsColumns:
         return sum(len(column.times) for column in self._columns.values())
 
     def write(self, stream: TextIO) -> None:
-        """Everything, by family. Raises OSError."""
-        columns = sorted(self._columns.values(), key=lambda column: column.series.family)
-        for _, of_family in groupby(columns, key=lambda column: column.series.family):
-            first, *rest = of_family
-            stream.write(f"# HELP {first.series.family} {first.series.help.translate(ESCAPES)}\n")
-            stream.write(f"# TYPE {first.series.family} {first.series.type}\n")
-            for column in (first, *rest):
-                stream.writelines(column.lines())
+        """Everything: by family, in it by label set, in it by time. Raises OSError."""
+        columns = sorted(self._columns.values(), key=attrgetter("series.family"))
+        for family, of_family in groupby(columns, key=attrgetter("series.family")):
+            metrics: dict[tuple[tuple[str, str], ...], list[_Column]] = {}
+            for column in of_family:
+                labels = tuple(label for label in column.series.labels if label[0] != "le")
+                metrics.setdefault(labels, []).append(column)
+            stream.write(f"# HELP {family} {column.series.help.translate(ESCAPES)}\n")
+            stream.write(f"# TYPE {family} {column.series.type}\n")
+            for together in metrics.values():
+                stream.writelines(map(itemgetter(1), merge(*(one.lines() for one in together), key=itemgetter(0))))
         stream.write("# EOF\n")
 
 
@@ -55,17 +59,18 @@ class _Column:
         self.times = array("q")  # Unix milliseconds
         self.values = array("d")
 
-    def lines(self) -> Iterator[str]:
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """(time, line), in the order of time."""
         labels = ",".join(f'{name}="{text.translate(ESCAPES)}"' for name, text in self.series.labels)
         start = f"{self.series.name}{{{labels}}} "
         for time, value in self._in_order():
-            yield f"{start}{value if math.isfinite(value) else _SPECIAL[str(value)]} {time / 1000}\n"
+            yield time, f"{start}{value if math.isfinite(value) else _SPECIAL[str(value)]} {time / 1000}\n"
 
-    def _in_order(self) -> Iterator[tuple[int, float]]:
+    def _in_order(self) -> Iterable[tuple[int, float]]:
         """By time, one sample each: files may have come in any order, and overlap."""
-        if all(map(int.__lt__, self.times, self.times[1:])):
+        if all(map(lt, self.times, self.times[1:])):
             return zip(self.times, self.values, strict=True)
-        return iter(sorted(dict(zip(self.times, self.values, strict=True)).items(), key=itemgetter(0)))
+        return sorted(dict(zip(self.times, self.values, strict=True)).items())
 
 
 _SPECIAL = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}
