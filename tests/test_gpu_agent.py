@@ -29,6 +29,7 @@ from verl_prometheus.gpu.sampler import GpuSnapshot
 from verl_prometheus.gpu.visible import VisibleGpus, visible_devices
 from verl_prometheus.gpu.watch import GpuWatch
 from verl_prometheus.protection import Protection
+from verl_prometheus.settings import RemoteWriteSettings
 
 RAYLET = "/site-packages/ray/core/src/ray/raylet/raylet\0--raylet_socket_name=x"
 
@@ -174,6 +175,7 @@ def watch(**options: Any) -> GpuWatch:
         "labels": {},
         "address": "",
         "protection": Protection(),
+        "remote_write": RemoteWriteSettings(),
     }
     return GpuWatch(**{**defaults, **options}, errors=ErrorLog())
 

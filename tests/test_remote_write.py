@@ -26,6 +26,7 @@ from helpers.waiting import wait_for
 from verl_prometheus import catalog, delivery, push, remote_write
 from verl_prometheus.backend import PrometheusBackend
 from verl_prometheus.errors import ErrorLog
+from verl_prometheus.gpu.agent import AgentConfig, GpuAgent
 from verl_prometheus.settings import RemoteWriteSettings, SettingsError
 
 Build = Callable[..., PrometheusBackend]
@@ -365,3 +366,34 @@ def test_backing_off_gets_longer_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) 
     middle = [min(0.1 * 2**index, 5.0) for index in range(12)]
     assert all(0.5 * one <= pause <= 1.5 * one for one, pause in zip(middle, pauses, strict=True))
     assert len(set(pauses)) == 12, "jitter"
+
+
+def test_gpu_agents_push_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push, "RESEND_SECONDS", 0.3)
+    with Receiver() as receiver:
+        config = AgentConfig(
+            backend="simulated",
+            address="127.0.0.1",
+            interval=0.1,
+            simulated=2,
+            labels={"project": "p"},
+            remote_write=RemoteWriteSettings(url=receiver.url),
+        )
+        agent = GpuAgent(config)
+        try:
+            wait_for(lambda: len(receiver.values("verl_gpu_memory_used_bytes", gpu="1")) > 2, "some samples")
+            for name in ("verl_gpu_utilization_ratio", "process_open_fds"):
+                labels = {"project": "p", "job": "verl", "instance": agent.target}
+                assert receiver.values(name, **labels) == receiver.values(name) != []
+        finally:
+            agent.close()
+
+
+def test_a_node_that_cannot_push_is_scraped_all_the_same() -> None:
+    settings = RemoteWriteSettings(url="https://127.0.0.1:9/", tls_ca_file=__file__)
+    agent = GpuAgent(AgentConfig(backend="simulated", address="127.0.0.1", remote_write=settings))
+    try:
+        scrape = Scrape(f"http://{agent.target}")
+        assert scrape.value("verl_exporter_errors_total", component="remote_write") == 1
+    finally:
+        agent.close()

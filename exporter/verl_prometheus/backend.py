@@ -209,6 +209,7 @@ class PrometheusBackend:
             self._labels,
             self.settings.address,
             self._protection,
+            self.settings.remote_write,
             self._errors,
         )
 

@@ -19,9 +19,10 @@ from verl_prometheus.exposition import Exposition
 from verl_prometheus.journal import Encoder, Position
 from verl_prometheus.journal_file import JournalFile
 from verl_prometheus.parse import AUTO
-from verl_prometheus.push import JournalPush, LivePush
+from verl_prometheus.push import JournalPush, LiveFrames
 from verl_prometheus.recorder import Recorder
 from verl_prometheus.remote_write import RemoteWriteClient
+from verl_prometheus.replay import JOB
 from verl_prometheus.resume import Lineage, RunFile
 from verl_prometheus.run import Call, RunState
 from verl_prometheus.settings import RemoteWriteSettings, Settings, SettingsError
@@ -90,9 +91,8 @@ class Keeper:
     def start_push(self, live: Exposition) -> None:
         """Begin to push, if there is a receiver: the journal, and `live` besides."""
         if self._delivery is not None and self._file is not None:
-            self._push = JournalPush(
-                self._file.path, self._begin, self._url, self._delivery, LivePush(live), self._errors
-            )
+            frames = LiveFrames(live, {"job": JOB})
+            self._push = JournalPush(self._file.path, self._begin, self._url, self._delivery, frames, self._errors)
 
     def add(self, call: Call) -> None:
         """Keep a call of `log`; takes a microsecond or two."""

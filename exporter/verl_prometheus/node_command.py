@@ -10,7 +10,7 @@ import threading
 from verl_prometheus import gpu
 from verl_prometheus.settings import Settings
 
-HELP = "Serve the GPUs of this node until stopped."
+HELP = "Serve the GPUs of this node until stopped; push them, too, if VERL_PROMETHEUS_REMOTE_WRITE_URL says where."
 DEFAULT_PORT = 9401  # the trainer's default, 9400, may be in use on the same node
 
 
@@ -44,6 +44,7 @@ def run(namespace: argparse.Namespace) -> int:
         port=namespace.port,
         simulated=namespace.gpus,
         only_visible=False,
+        remote_write=Settings.load(None).remote_write,
     )
     agent = GpuAgent(config)
     targets = TargetsFile(namespace.targets_dir, platform.node(), "node") if namespace.targets_dir else None

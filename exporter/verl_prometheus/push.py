@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from verl_prometheus.delivery import COMPONENT, Delivery, Frame, frame
 from verl_prometheus.errors import ErrorLog
 from verl_prometheus.exposition import Exposition
 from verl_prometheus.journal import JournalReader, Position
-from verl_prometheus.replay import JOB, Replay
+from verl_prometheus.replay import Replay
 from verl_prometheus.series import Moment, Selection
 
 BATCH_SAMPLES = 5000
@@ -58,21 +58,45 @@ def cursor_path(journal: Path) -> Path:
     return journal.with_name(f"{journal.name}.pushed")
 
 
-class LivePush:
-    """What belongs to the process, not to a step: sent as it is, every `RESEND_SECONDS`."""
+class LiveFrames:
+    """What belongs to a process, not to a step: as it is, every `RESEND_SECONDS`. `labels`: on every series, besides."""
 
-    def __init__(self, exposition: Exposition) -> None:
+    def __init__(self, exposition: Exposition, labels: Mapping[str, str]) -> None:
         self._exposition = exposition
+        self._labels = labels
         self._selection = Selection(resend_ms=0)
         self._due = 0.0
 
-    def frames(self) -> list[Frame]:
+    def due(self) -> list[Frame]:
         """One frame if it is time for one."""
         if time.monotonic() < self._due:
             return []
         self._due = time.monotonic() + RESEND_SECONDS
-        moment = Moment(round(time.time() * 1000), {"job": JOB}, list(self._exposition.collect()))
+        moment = Moment(round(time.time() * 1000), self._labels, list(self._exposition.collect()))
         return [frame(self._selection, moment)]
+
+
+class LivePush:
+    """Pushes what an exposition shows until `close`. In an outage only the latest waits."""
+
+    def __init__(self, frames: LiveFrames, delivery: Delivery, errors: ErrorLog) -> None:
+        self._frames = frames
+        self._delivery = delivery
+        self._errors = errors
+        self._thread = threading.Thread(target=self._work, name="verl-prometheus-push", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._delivery.stop(0)
+        self._thread.join(POLL_SECONDS)
+
+    def _work(self) -> None:
+        while not self._delivery.stopping.wait(POLL_SECONDS):
+            try:
+                if frames := self._frames.due():
+                    self._delivery.deliver(frames)
+            except Exception as error:
+                self._errors.add(COMPONENT, error)
 
 
 class JournalPush:
@@ -86,7 +110,7 @@ class JournalPush:
     """
 
     def __init__(
-        self, journal: Path, begin: Position, url: str, delivery: Delivery, live: LivePush, errors: ErrorLog
+        self, journal: Path, begin: Position, url: str, delivery: Delivery, live: LiveFrames, errors: ErrorLog
     ) -> None:
         self._journal = journal
         self._url = url
@@ -118,7 +142,7 @@ class JournalPush:
                     self._save()
                 if stopping:
                     return
-                if frames := [*self._heartbeat(), *self._live.frames()]:
+                if frames := [*self._heartbeat(), *self._live.due()]:
                     self._delivery.deliver(frames)
                 self._delivery.stopping.wait(POLL_SECONDS)
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from prometheus_client import ProcessCollector
 
@@ -16,6 +17,10 @@ from verl_prometheus.gpu import local, page
 from verl_prometheus.network import announced_address, host_and_port
 from verl_prometheus.protection import Protection
 from verl_prometheus.server import MetricsServer
+from verl_prometheus.settings import RemoteWriteSettings
+
+if TYPE_CHECKING:
+    from verl_prometheus.push import LivePush
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class AgentConfig:
 
     `labels` are on every series. `address` is what to listen on; one that stands for all announces the node's own.
     `simulated` is the number of GPUs that backend "simulated" makes up; `only_visible` leaves out those that
-    CUDA_VISIBLE_DEVICES excludes.
+    CUDA_VISIBLE_DEVICES excludes. The files that `remote_write` names must be on every node.
     """
 
     backend: str = "nvml"
@@ -35,6 +40,7 @@ class AgentConfig:
     simulated: int = 8
     only_visible: bool = True
     protection: Protection = field(default_factory=Protection)
+    remote_write: RemoteWriteSettings = field(default_factory=RemoteWriteSettings)
 
 
 class GpuAgent:
@@ -49,8 +55,9 @@ class GpuAgent:
             AgentCollector(errors),
             ProcessCollector(registry=None),
         )
+        exposition = Exposition(collectors, config.labels, errors)
         self._server = MetricsServer(
-            Exposition(collectors, config.labels, errors),
+            exposition,
             lambda: page.render(node, self._sampler.snapshot()),
             errors,
             config.address,
@@ -59,7 +66,25 @@ class GpuAgent:
         )
         self.target = host_and_port(announced_address(config.address), self._server.port)
         self._sampler.start()
+        self._push = _push(exposition, config.remote_write, self.target, errors) if config.remote_write.url else None
 
     def close(self) -> None:
         self._server.close()
+        if self._push:
+            self._push.close()
         self._sampler.stop()
+
+
+def _push(exposition: Exposition, settings: RemoteWriteSettings, target: str, errors: ErrorLog) -> LivePush | None:
+    """Push besides; a node that lacks a file or a library for it is only scraped."""
+    try:
+        from verl_prometheus.delivery import Delivery
+        from verl_prometheus.push import LiveFrames, LivePush
+        from verl_prometheus.remote_write import RemoteWriteClient
+        from verl_prometheus.replay import JOB
+
+        frames = LiveFrames(exposition, {"job": JOB, "instance": target})
+        return LivePush(frames, Delivery(RemoteWriteClient(settings), errors), errors)
+    except (ImportError, OSError) as error:
+        errors.add("remote_write", error, "this node's GPUs are not pushed")
+        return None

@@ -15,6 +15,7 @@ from verl_prometheus.errors import ErrorLog
 from verl_prometheus.gpu import local
 from verl_prometheus.gpu.agent import AgentConfig
 from verl_prometheus.protection import Protection
+from verl_prometheus.settings import RemoteWriteSettings
 
 if TYPE_CHECKING:
     from verl_prometheus.cluster import ClusterAgents, Targets
@@ -32,6 +33,7 @@ class GpuWatch:
         labels: of every series that an agent serves.
         address: what the trainer listens on, "" for all.
         protection: of the agents' endpoints.
+        remote_write: where agents push to, if anywhere.
 
     `collectors` are to be served by this process; empty where agents do it.
     """
@@ -45,6 +47,7 @@ class GpuWatch:
         labels: Mapping[str, str],
         address: str,
         protection: Protection,
+        remote_write: RemoteWriteSettings,
         errors: ErrorLog,
     ) -> None:
         self.collectors: tuple[Collector, ...] = ()
@@ -55,7 +58,9 @@ class GpuWatch:
         if enabled is False:
             return
         if cluster and _in_ray_with_gpus():
-            self._config = AgentConfig(backend, interval, labels, address, protection=protection)
+            self._config = AgentConfig(
+                backend, interval, labels, address, protection=protection, remote_write=remote_write
+            )
         elif enabled or backend == "simulated" or local.has_driver():
             simulated = int(os.environ.get("LOCAL_WORLD_SIZE", 8))
             self._sampler = local.sampler(backend, interval, errors, simulated, only_visible=True)
