@@ -1,5 +1,6 @@
 """The plugin on the verl that is installed; other versions: test_verl_versions.py."""
 
+import asyncio
 import gc
 import json
 import logging
@@ -8,7 +9,7 @@ import sys
 import textwrap
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from verl.utils.debug import marked_timer
@@ -18,6 +19,7 @@ from verl.utils.tracking import Tracking
 from helpers.prometheus import get
 from helpers.scrape import Scrape
 from verl_prometheus import plugin
+from verl_prometheus.backend import PrometheusBackend
 from verl_prometheus.phases import TRACKER, PhaseTracker
 
 
@@ -131,6 +133,81 @@ def test_a_verl_without_that_timer_loses_only_the_phases(config: dict[str, Any],
     assert caplog.text.count("verl_phase_active stays empty") == 1
 
 
+def test_another_plugin_that_has_wrapped_tracking_does_no_harm(config: dict[str, Any]) -> None:
+    class Wrapped(Tracking):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:  # says nothing of its arguments
+            self.logger: dict[str, Any] = {}
+
+        def __del__(self) -> None:
+            pass
+
+    setattr(Wrapped, plugin.MARK, False)
+    plugin.patch_tracking(Wrapped)
+    tracking = Wrapped("p", "e", default_backend=["prometheus"], config=config)
+    assert listens(tracking.logger["prometheus"].url)
+    tracking.finish()
+
+
+class Trainer:
+    """As verl's trainers before V1 are: nobody finishes the Tracking, and something else may hold it."""
+
+    held: ClassVar[list[Tracking]] = []
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def fit(self, error: Exception | None = None) -> str:
+        self.held.append(Tracking("p", "e", ["prometheus"], self.config))
+        if error is not None:
+            raise error
+        return "trained"
+
+
+plugin.patch_trainer(Trainer)
+
+
+class AsyncTrainer(Trainer):
+    async def fit(self, error: Exception | None = None) -> str:  # type: ignore[override]
+        return Trainer.fit(self, error)
+
+
+class Inherits(Trainer):
+    pass
+
+
+@pytest.fixture
+def ended(monkeypatch: Any) -> list[int]:
+    codes: list[int] = []
+    monkeypatch.setattr(PrometheusBackend, "finish", lambda self, exit_code=0: codes.append(exit_code))
+    return codes
+
+
+@pytest.mark.parametrize("kind", [Trainer, Inherits])
+def test_the_end_of_fit_is_the_end_of_the_run(kind: type[Trainer], config: dict[str, Any], ended: list[int]) -> None:
+    assert kind(config).fit() == "trained"
+    assert ended == [0]
+    with pytest.raises(RuntimeError, match="boom"):
+        kind(config).fit(RuntimeError("boom"))
+    assert ended == [0, 1]
+
+
+def test_the_end_of_an_asynchronous_fit(config: dict[str, Any], ended: list[int]) -> None:
+    assert asyncio.run(AsyncTrainer(config).fit()) == "trained"
+    assert ended[-1] == 0
+    with pytest.raises(RuntimeError, match="boom"):
+        asyncio.run(AsyncTrainer(config).fit(RuntimeError("boom")))
+    assert ended[-1] == 1
+
+
+def test_verls_own_trainers_are_patched() -> None:
+    from verl.trainer.ppo.ray_trainer import RayPPOTrainer
+
+    assert getattr(RayPPOTrainer.fit, plugin.MARK)
+    from verl.experimental.separation.ray_trainer import SeparateRayPPOTrainer
+
+    assert getattr(SeparateRayPPOTrainer.fit, plugin.MARK)
+
+
 def test_a_verl_that_cannot_be_patched_is_said_and_raises_nothing(caplog: Any, monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "verl.utils.tracking", types.ModuleType("verl.utils.tracking"))
     with caplog.at_level(logging.WARNING):
@@ -154,7 +231,7 @@ def test_importing_starts_nothing_and_loads_nothing_of_ours_but_the_plugin() -> 
     print([thread.name for thread in threading.enumerate() if "verl" in thread.name])
     """
     assert python(code).splitlines() == [
-        "['verl_prometheus', 'verl_prometheus.phases', 'verl_prometheus.plugin'] False []",
+        "['verl_prometheus', 'verl_prometheus.after_import', 'verl_prometheus.phases', 'verl_prometheus.plugin'] False []",
         "[]",
     ]
 

@@ -41,7 +41,7 @@ class Trained:
 BUSY_IN = """
 count_over_time((
   verl_gpu_utilization_ratio{gpu="0"}
-  * on (project, experiment) group_left (phase) (verl_phase_active{job="discovered"} == 1)
+  * on (project, experiment) group_left (phase) (verl_phase_active{job="discovered",phase="%s"} == 1)
 )[1h:200ms])"""
 
 
@@ -79,7 +79,9 @@ def train(
             },
             runs={labels["job"]: labels for labels, _ in prometheus.samples("verl_run_info")},
             gpus=[labels for labels, _ in prometheus.samples("verl_gpu_memory_used_bytes")],
-            busy_in={labels["phase"]: value for labels, value in prometheus.query(BUSY_IN)},
+            busy_in={
+                phase: value for phase in ("gen", "update_actor") for _, value in prometheus.query(BUSY_IN % phase)
+            },
         )
 
 

@@ -1,28 +1,30 @@
-"""All that touches verl: teaches its Tracking the name `prometheus`, and listens to its timers.
+"""All that touches verl: teaches its Tracking the name `prometheus`, listens to its timers, sees its trainers end.
 
-verl imports this module in every one of its processes (entry point `verl.plugins`, or VERL_USE_EXTERNAL_MODULES), so importing
-it must cost nothing: no socket, no thread, and none of the rest of the package until a run asks for it. Classes are patched
-in place, since trainers hold them by name; patching twice changes nothing.
+verl imports this module in every one of its processes (entry point `verl.plugins`, or VERL_USE_EXTERNAL_MODULES), so
+importing it must cost nothing: no socket, no thread, and none of the rest of the package until a run asks for it. Classes
+are patched in place, since trainers hold them by name; patching twice changes nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import importlib.machinery
-import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from importlib.abc import MetaPathFinder
+import weakref
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+from verl_prometheus.after_import import after_import
 from verl_prometheus.phases import TRACKER, PhaseTracker
 
 BACKEND = "prometheus"
 TIMERS_MODULE = "verl.utils.profiler.performance"
-MARK = "_verl_prometheus"
+TRAINER_MODULE, TRAINER = "verl.trainer.ppo.ray_trainer", "RayPPOTrainer"
+MARK = "_verl_prometheus"  # on what is patched
+_BACKENDS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by trainer
 logger = logging.getLogger("verl_prometheus")
 
 
@@ -35,10 +37,16 @@ def install() -> None:
     except Exception as error:
         logger.warning("verl-prometheus: this verl cannot be taught trainer.logger=[%s]: %r", BACKEND, error)
         return
-    if TIMERS_MODULE in sys.modules:
-        patch_timers(sys.modules[TIMERS_MODULE])
-    elif not any(isinstance(finder, _TimersFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _TimersFinder())
+    after_import(TIMERS_MODULE, patch_timers)
+    after_import(TRAINER_MODULE, lambda module: patch_trainer(getattr(module, TRAINER, None)))
+
+
+def _arguments(
+    project_name: str, experiment_name: str, default_backend: Any = "console", config: Any = None, *_: Any, **__: Any
+) -> tuple[str, str, list[str], Any]:
+    """What Tracking is called with, in every version of verl so far, whoever else has wrapped it."""
+    names = [default_backend] if isinstance(default_backend, str) else list(default_backend)
+    return project_name, experiment_name, names, config
 
 
 def patch_tracking(tracking: Any) -> None:
@@ -47,32 +55,30 @@ def patch_tracking(tracking: Any) -> None:
         return
     original_init, original_del = tracking.__init__, tracking.__del__
     original_finish = getattr(tracking, "finish", None)  # since verl 0.9
-    signature = inspect.signature(original_init)
 
     @functools.wraps(original_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        bound = signature.bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        run = bound.arguments
-        names = run["default_backend"]
-        if BACKEND not in ([names] if isinstance(names, str) else names):
+        project, experiment, names, config = _arguments(*args, **kwargs)
+        if BACKEND not in names:
             original_init(self, *args, **kwargs)
             return
         from verl_prometheus.backend import PrometheusBackend
         from verl_prometheus.settings import Settings
 
-        settings = Settings.load(run["config"])  # before the other backends make files and runs
+        settings = Settings.load(config)  # before the other backends make files and runs
         original_init(self, *args, **kwargs)
         trainer = sys._getframe(1).f_locals.get("self")
         target = getattr(trainer, "total_training_steps", None)
-        self.logger[BACKEND] = PrometheusBackend(
-            run["project_name"],
-            run["experiment_name"],
+        backend = self.logger[BACKEND] = PrometheusBackend(
+            project,
+            experiment,
             settings,
-            run["config"],
+            config,
             trainer="" if trainer is None else type(trainer).__name__,
             step_target=target if isinstance(target, int) else None,
         )
+        with contextlib.suppress(TypeError):  # no trainer, or one of a kind that cannot be referred to
+            _BACKENDS[trainer] = backend
 
     def finish(self: Any, exit_code: int = 0) -> None:
         """Finalize the backends; verl before 0.9, which has no finish, leaves all but ours to garbage collection."""
@@ -80,21 +86,20 @@ def patch_tracking(tracking: Any) -> None:
             if original_finish is not None:
                 original_finish(self, exit_code=exit_code)
         finally:
-            _finish_backend(self, exit_code)
+            _finish(getattr(self, "logger", {}).get(BACKEND), exit_code)
 
     def delete(self: Any) -> None:
         try:
             original_del(self)
         finally:
-            _finish_backend(self, 0)
+            _finish(getattr(self, "logger", {}).get(BACKEND), 0)
 
     tracking.supported_backend.append(BACKEND)
     tracking.__init__, tracking.__del__, tracking.finish = init, delete, finish
     setattr(tracking, MARK, True)
 
 
-def _finish_backend(tracking: Any, exit_code: int) -> None:
-    backend = getattr(tracking, "logger", {}).get(BACKEND)
+def _finish(backend: Any, exit_code: int) -> None:
     if backend is not None:
         backend.finish(exit_code=exit_code)
 
@@ -121,26 +126,54 @@ def patch_timers(module: ModuleType, tracker: PhaseTracker = TRACKER) -> None:
     module._timer = timer  # type: ignore[attr-defined]
 
 
-class _TimersFinder(MetaPathFinder):
-    """Patches the timers' module when verl imports it; importing it here would load torch and more."""
+def patch_trainer(trainer: Any) -> None:
+    """Finish the run when `fit` of this class, or of one that inherits from it, returns or raises.
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != TIMERS_MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        execute = spec.loader.exec_module
+    verl's trainers before V1 leave that to garbage collection, which comes late or never: Ray ends the process first.
+    """
+    if trainer is None:
+        return
+    original_hook = trainer.__init_subclass__
 
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            patch_timers(module)
+    def hook(cls: Any, **kwargs: Any) -> None:
+        original_hook(**kwargs)
+        _wrap_fit(cls)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    trainer.__init_subclass__ = classmethod(hook)
+    _wrap_fit(trainer)
+
+
+def _wrap_fit(trainer: Any) -> None:
+    original = trainer.__dict__.get("fit")
+    if original is None or getattr(original, MARK, False):
+        return
+
+    def finish(self: Any, exit_code: int) -> None:
+        _finish(_BACKENDS.get(self), exit_code)
+
+    @functools.wraps(original)
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = original(self, *args, **kwargs)
+        except BaseException:
+            finish(self, 1)
+            raise
+        finish(self, 0)
+        return result
+
+    @functools.wraps(original)
+    async def async_fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            result = await original(self, *args, **kwargs)
+        except BaseException:
+            finish(self, 1)
+            raise
+        finish(self, 0)
+        return result
+
+    wrapped = async_fit if inspect.iscoroutinefunction(original) else fit
+    setattr(wrapped, MARK, True)
+    trainer.fit = wrapped
 
 
 install()
