@@ -135,7 +135,7 @@ def patch_trainer(trainer: Any) -> None:
         return
     original_hook = trainer.__init_subclass__
 
-    def hook(cls: Any, **kwargs: Any) -> None:
+    def hook(cls: Any, /, **kwargs: Any) -> None:
         original_hook(**kwargs)
         _wrap_fit(cls)
 
