@@ -13,6 +13,7 @@ COMMANDS = {
     "backfill": "verl_prometheus.backfill.command",
     "metrics": "verl_prometheus.catalog_command",
     "node": "verl_prometheus.node_command",
+    "replay": "verl_prometheus.replay_command",
     "settings": "verl_prometheus.settings_command",
 }
 
