@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import threading
@@ -16,6 +17,7 @@ from verl_prometheus.series import Moment, Selection
 COMPONENT = "remote_write"
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
+logger = logging.getLogger("verl_prometheus")
 Frame = list[Sample]  # the samples of one moment
 
 
@@ -29,14 +31,15 @@ def frame(selection: Selection, moment: Moment) -> Frame:
 class Delivery:
     """Sends frames through one client, one batch after the other.
 
-    `samples` counts those delivered and those rejected.
+    `samples` counts them by outcome; those of a try that failed for now are retried.
     """
 
     def __init__(self, client: RemoteWriteClient, errors: ErrorLog) -> None:
         self._client = client
         self._errors = errors
         self._give_up_at = math.inf
-        self.samples: Counter[str] = Counter(delivered=0, rejected=0)
+        self._available = True
+        self.samples: Counter[str] = Counter(delivered=0, retried=0, rejected=0)
         self.stopping = threading.Event()
 
     def stop(self, seconds: float) -> None:
@@ -55,9 +58,11 @@ class Delivery:
             try:
                 self._client.send(sample for one in frames for sample in one)
                 self.samples["delivered"] += size
+                self._say_available(True)
                 return True
             except Unavailable as error:
-                self._errors.add(COMPONENT, error, "steps are kept and sent later")
+                self.samples["retried"] += size
+                self._say_available(False, error)
                 wait = pause * random.uniform(0.5, 1.5) if error.retry_after is None else error.retry_after
                 pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
                 if not self._wait(wait):
@@ -71,6 +76,13 @@ class Delivery:
                 )
                 self.samples["rejected"] += size
                 return True
+
+    def _say_available(self, available: bool, reason: object = "") -> None:
+        """Said once an outage, and at its end."""
+        if available != self._available:
+            self._available = available
+            what = "works again" if available else f"is unavailable, samples are kept and sent later: {reason}"
+            logger.warning("verl-prometheus: remote write %s", what)
 
     def _wait(self, seconds: float) -> bool:
         """Wait before the next try; False if there is no time for one."""

@@ -142,8 +142,8 @@ class JournalPush:
                     self._save()
                 if stopping:
                     return
-                if frames := [*self._heartbeat(), *self._live.due()]:
-                    self._delivery.deliver(frames)
+                if (frames := [*self._heartbeat(), *self._live.due()]) and self._delivery.deliver(frames):
+                    self._save()
                 self._delivery.stopping.wait(POLL_SECONDS)
         except Exception as error:
             self._errors.add(COMPONENT, error, "nothing more is pushed in this attempt; the journal goes on")
