@@ -17,6 +17,8 @@ from helpers.runs import RealRun
 from helpers.waiting import wait_for
 from verl_prometheus import catalog
 from verl_prometheus.demo.training import EXTERNAL_MODULES, Kind
+from verl_prometheus.journal import JournalReader
+from verl_prometheus.run import Call
 
 pytestmark = pytest.mark.real_run
 EXPERIMENT = "crash"
@@ -61,7 +63,7 @@ class ResumedRun:
         processes = [launcher]
         try:
             if kill is not None:
-                wait_for(lambda: len(run.logged()) >= 3, f"three steps of attempt {self._attempts}", LIMIT_SECONDS)
+                wait_for(lambda: self._is_between_steps(run), f"three steps of attempt {self._attempts}", LIMIT_SECONDS)
                 processes += launcher.children(recursive=True)
                 kill(launcher)
             status = run.process.wait(LIMIT_SECONDS)
@@ -74,6 +76,12 @@ class ResumedRun:
                 process.kill()
         self.logged += run.logged()
         return status
+
+    def _is_between_steps(self, run: RealRun) -> bool:
+        """Whether three steps are logged, and the last is in the journal, which takes it a moment."""
+        journal = JournalReader(self._folder / "checkpoints" / "verl-prometheus" / "journal.jsonl")
+        calls = sum(isinstance(entry, Call) for entry in journal.entries())
+        return len(run.logged()) >= 3 and calls == len(self.logged) + len(run.logged())
 
     def states(self) -> set[str]:
         """What the run's state is, as Prometheus knows it."""

@@ -132,7 +132,7 @@ class Settings:
     linger_seconds: float = field(
         default=30.0,
         metadata=_how(
-            parse.seconds, "At the end, wait at most this long for a last scrape, if anybody has been scraping."
+            parse.seconds, "At the end, wait at most this long for push and for a last scrape, as far as they are used."
         ),
     )
     window: int = field(
