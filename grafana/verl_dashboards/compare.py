@@ -114,7 +114,7 @@ BOARD = Board(
                 _over_steps(
                     "$key over steps",
                     "Any key that verl logs: pick it at the top of the board.",
-                    f'max {BY_RUN} ({{__name__=~"verl_.+",key=~"$key",{RUNS}}})',
+                    f'max {BY_RUN} ({{__name__=~"verl_.+",key="$key",{RUNS}}})',
                 ),
             ],
         ),

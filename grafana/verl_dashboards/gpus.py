@@ -94,7 +94,7 @@ by_role = lines(
             "train": [style.colored(style.ORANGE)],
             "rollout": [style.colored(style.SKY)],
             "other": [style.colored(style.PURPLE)],
-            "/limit/": [Property("custom.stacking", {"mode": "none", "group": "A"})],
+            "installed (limit)": [Property("custom.stacking", {"mode": "none", "group": "A"})],
         },
     ),
     minimum=0,

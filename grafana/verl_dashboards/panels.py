@@ -9,7 +9,6 @@ from typing import Any
 
 from grafana_foundation_sdk.builders import bargauge, heatmap, statetimeline, table, timeseries, trend, xychart
 from grafana_foundation_sdk.builders.common import (
-    GraphThresholdsStyleConfig,
     ReduceDataOptions,
     ScaleDistributionConfig,
     StackingConfig,
@@ -79,7 +78,7 @@ def _tooltip(sort: common.SortOrder = common.SortOrder.DESCENDING) -> VizTooltip
     return VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(sort)
 
 
-LINES: Overrides = {"/limit/": style.LIMIT_LINE, "/own start/": style.BASELINE_LINE}
+LIMITS, BASELINES = r"/^((upper|lower) )?limit\b|\(limit\)$/", "/^own start/"
 
 
 def lines(
@@ -89,17 +88,14 @@ def lines(
     maximum: float | None = None,
     logarithmic: bool = False,
     stacked: bool = False,
-    bars: bool = False,
-    healthy: ThresholdsConfig | None = None,
     calcs: Sequence[str] = ("lastNotNull",),
     legend_right: bool = False,
     decimals: int | None = None,
 ) -> timeseries.Panel:
-    """Values over time. Series whose name has "limit" are dashed lines, those with "own start" dotted ones."""
+    """Values over time. Series called "limit" are dashed lines, those called "own start" dotted ones."""
     builder: timeseries.Panel = _begin(timeseries.Panel(), parts)
     builder.legend(_legend(calcs, legend_right)).tooltip(_tooltip()).color_scheme(style.by_name())
-    builder.draw_style(common.GraphDrawStyle.BARS if bars else common.GraphDrawStyle.LINE)
-    builder.line_width(1 if stacked or bars else 2).fill_opacity(80 if stacked or bars else 0)
+    builder.draw_style(common.GraphDrawStyle.LINE).line_width(1 if stacked else 2).fill_opacity(80 if stacked else 0)
     builder.show_points(common.VisibilityMode.AUTO).point_size(4).span_nulls(False).axis_border_show(False)
     if stacked:
         builder.stacking(StackingConfig().mode(common.StackingMode.NORMAL).group("A"))
@@ -111,14 +107,11 @@ def lines(
         builder.decimals(decimals)
     if logarithmic:
         builder.scale_distribution(_log_scale())
-    if healthy is not None:
-        builder.thresholds(healthy).thresholds_style(
-            GraphThresholdsStyleConfig().mode(common.GraphThresholdsStyleMode.DASHED_AND_AREA)
-        )
-    names = {query.legend for query in parts.queries}
-    for pattern, properties in LINES.items():
-        if any(pattern.strip("/") in name for name in names):
-            builder.override_by_regexp(pattern, list(properties))
+    legends = " ".join(query.legend for query in parts.queries)
+    if "limit" in legends:
+        builder.override_by_regexp(LIMITS, style.LIMIT_LINE)
+    if "own start" in legends:
+        builder.override_by_regexp(BASELINES, style.BASELINE_LINE)
     return builder
 
 
@@ -130,14 +123,13 @@ def rows(
     parts: Common,
     transformations: Iterable[Transformation],
     *,
-    healthy: ThresholdsConfig | None = None,
     sort_by: str | None = None,
     descending: bool = False,
 ) -> table.Panel:
     """A table; overrides name columns."""
     builder: table.Panel = _begin(table.Panel(), parts)
     builder.transformations(list(transformations)).cell_height(common.TableCellHeight.SM).show_header(True)
-    builder.filterable(False).thresholds(healthy or style.steps("text"))
+    builder.filterable(False).thresholds(style.steps("text"))
     if sort_by is not None:
         builder.sort_by([TableSortByFieldState().display_name(sort_by).desc(descending)])
     return builder

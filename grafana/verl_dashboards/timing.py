@@ -192,7 +192,6 @@ per_token = lines(
         alerts=["VerlThroughputRegression"],
     ),
     minimum=0,
-    logarithmic=False,
 )
 
 durations = density(

@@ -350,7 +350,7 @@ anything = lines(
         title="Any verl key: $key",
         question="Anything else that verl logs: pick the key at the top of the board.",
         size=(24, 8),
-        queries=[Query(f'{{__name__=~"verl_.+",key=~"$key",{RUNS}}}', "{{experiment}}")],
+        queries=[Query(f'{{__name__=~"verl_.+",key="$key",{RUNS}}}', "{{experiment}}")],
     )
 )
 
