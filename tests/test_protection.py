@@ -24,22 +24,8 @@ PASSWORD = "pä:ss"
 def files(tmp_path: Path) -> dict[str, str]:
     """A certificate for 127.0.0.1, its key, a password."""
     cert, key, password = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "password"
-    subject = ["-subj", "/CN=run", "-addext", "subjectAltName=IP:127.0.0.1"]
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        *subject,
-        "-keyout",
-        key,
-        "-out",
-        cert,
-    ]
+    subject = "-subj /CN=run -addext subjectAltName=IP:127.0.0.1"
+    command = f"openssl req -x509 -newkey rsa:2048 -nodes -days 2 {subject} -keyout {key} -out {cert}".split()
     subprocess.run(command, check=True, capture_output=True)
     password.write_text(f"{PASSWORD}\n")
     return {"cert": str(cert), "key": str(key), "password": str(password)}
