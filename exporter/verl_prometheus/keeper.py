@@ -28,6 +28,7 @@ from verl_prometheus.run import Call, RunState
 from verl_prometheus.settings import RemoteWriteSettings, Settings, SettingsError
 
 JOURNAL = "journal.jsonl"
+DISK_SECONDS = 10.0
 logger = logging.getLogger("verl_prometheus")
 
 
@@ -99,9 +100,9 @@ class Keeper:
         self._recorder.add(call)
 
     def close(self, exit_code: int, seconds: float) -> None:
-        """Keep the end, wait at most `seconds` for disk and receiver."""
+        """Keep the end; wait at most `seconds` for the receiver, and a little for a slow disk in any case."""
         end = time.monotonic() + seconds
-        self._recorder.close(exit_code, seconds)
+        self._recorder.close(exit_code, max(seconds, DISK_SECONDS))
         if self._push is not None and not sys.is_finalizing():
             self._push.close(max(end - time.monotonic(), 0.0))
         if self._spool is not None:
