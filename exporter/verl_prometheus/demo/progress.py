@@ -33,7 +33,7 @@ def announced(targets: Path, experiment: str) -> Iterator[tuple[Path, str]]:
     """The discovery files in `targets` that belong to `experiment`, each with the URL of its exporter."""
     for path in targets.glob("*.json"):
         try:
-            (group,) = json.loads(path.read_text())
+            group, *_ = json.loads(path.read_text())  # the run's own; its GPU agents follow
         except FileNotFoundError:  # another run has just ended
             continue
         if group["labels"]["__meta_verl_experiment"] == experiment:
