@@ -132,10 +132,12 @@ def test_every_signal_in_the_rules_is_defined_and_every_limit_used() -> None:
     used = {name for names in re.findall(r'signal(?:=|=~|!~)"([\w|]+)"', text) for name in names.split("|")}
     used |= set(re.findall(r'"signal", "(\w+)"', text))
     assert used <= set(definitions())
-    limits = {rule["labels"]["alert"] for rule in RULES if rule.get("record", "").endswith(":limit")}
-    for name in limits:
-        assert any(f'{{alert="{name}"}}' in rule["expr"] for rule in ALERTS if rule["alert"] == name), name
-        assert f"`{name}`" in RUNBOOKS, f"docs/alerts.md lists no limit of {name}"
+    limits = {rule["labels"]["alert"]: rule["expr"] for rule in RULES if rule.get("record", "").endswith(":limit")}
+    others = [rule["expr"] for rule in RULES if rule["expr"] not in limits.values()]
+    for name, formula in limits.items():
+        assert f'verl_alert_threshold{{alert="{name}"}}' in formula, f"a run can't set its own limit of {name}"
+        assert any(f':limit{{alert="{name}"}}' in expression for expression in others), name
+        assert f"| `{name}` |" in RUNBOOKS, f"docs/alerts.md lists no limit of {name}"
 
 
 def summaries(promtool: Path, path: Path, folder: Path) -> dict[str, list[str]]:
