@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import subprocess
 import threading
@@ -93,7 +94,7 @@ class RealRun:
             before = time.time()
             try:
                 scrape = Scrape(self.url)
-            except OSError:
+            except (OSError, http.client.HTTPException):
                 time.sleep(pause)
                 continue
             starts = {
