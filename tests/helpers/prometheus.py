@@ -36,7 +36,7 @@ def binary_folders() -> list[Path]:
 
 
 def free_port() -> int:
-    """A free port that nobody takes by chance before it is used: neither ephemeral (32768 on) nor one of Ray's workers' (to 19999)."""
+    """A free port that nobody takes by chance meanwhile: neither ephemeral (from 32768) nor of Ray's workers (to 19999)."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
