@@ -200,7 +200,7 @@ def test_a_full_disk_costs_no_step_once_there_is_space(
 def test_a_disk_that_hangs_costs_neither_the_trainer_nor_unbounded_memory(
     backend: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "BACKLOG", 100)
+    monkeypatch.setattr(recorder, "BACKLOG", 100 * (recorder.CALL + 8))
     one = backend(config(tmp_path))
     hanging = [True]
 

@@ -13,7 +13,8 @@ from verl_prometheus.journal import Encoder, End
 from verl_prometheus.journal_file import JournalFile
 from verl_prometheus.run import Call, RunIdentity
 
-BACKLOG = 8192  # calls that may wait for a disk that does not answer, about 1 KB each
+BACKLOG = 8 * 2**20  # bytes of calls that may wait for a disk that does not answer
+CALL = 300  # bytes that a call takes besides its numbers
 BATCH = 256
 SAVE_SECONDS = 5.0
 RETRY_SECONDS = 1.0
@@ -43,6 +44,7 @@ class Recorder:
         self._save = save
         self._errors = errors
         self._queue: queue.SimpleQueue[Call | End] = queue.SimpleQueue()
+        self._added = self._taken = 0  # bytes, each written by one thread
         self._unsaved = False
         self._saved_at = 0.0
         self._closing = threading.Event()
@@ -51,7 +53,8 @@ class Recorder:
 
     def add(self, call: Call) -> None:
         """Record a call; takes a microsecond, whatever the disk does."""
-        if self._queue.qsize() < BACKLOG:
+        if self._added - self._taken < BACKLOG:
+            self._added += _size(call)
             self._queue.put(call)
         else:
             self._errors.add("journal", BufferError("the disk is too slow: a step is left out of the journal"))
@@ -80,7 +83,8 @@ class Recorder:
         try:
             if entries:
                 self._unsaved = True
-                self._write(b"".join(map(self._encode, entries)))
+                if self._file is not None:
+                    self._write(self._file, b"".join(map(self._encode, entries)))
             if self._unsaved and (ended or time.monotonic() - self._saved_at >= SAVE_SECONDS):
                 self._unsaved, self._saved_at = False, time.monotonic()
                 self._save()
@@ -100,24 +104,27 @@ class Recorder:
                 entries.append(self._queue.get_nowait())
         except queue.Empty:
             pass
+        self._taken += sum(map(_size, entries))
         return entries
 
     def _encode(self, entry: Call | End) -> bytes:
         return self._encoder.end(entry) if isinstance(entry, End) else self._encoder.call(entry)
 
-    def _write(self, lines: bytes) -> None:
+    def _write(self, file: JournalFile, lines: bytes) -> None:
         """Returns when the lines are written, or cannot be and no time is left."""
-        if self._file is None:
-            return
         while True:
             try:
-                self._file.append(lines)
+                file.append(lines)
                 break
             except OSError as error:
                 self._errors.add("journal", error, "free some space, or set trainer.prometheus.journal to another file")
                 lines = b""  # the file keeps them
                 if self._closing.wait(RETRY_SECONDS):
                     return
-        if self._file.is_full:
-            self._file.begin_part()
-            self._file.append(self._continuation())
+        if file.is_full:
+            file.begin_part()
+            file.append(self._continuation())
+
+
+def _size(entry: Call | End) -> int:
+    return len(entry.numbers) + CALL if isinstance(entry, Call) else 0
