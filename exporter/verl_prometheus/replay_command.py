@@ -110,7 +110,7 @@ def evaluate(run: LoggedRun, rules: Sequence[Path], promtool: Path, gpus: Gpus =
     virtual = VirtualRun(run, names)
     agents = VirtualGpus(gpus, virtual)
     duration = virtual.end + _tail(run)
-    recording = Recording(_interval(duration))
+    recording = Recording(interval(duration))
     while recording.now <= duration:
         now = recording.now
         recording.add({**virtual.scrape(now), **agents.scrape(now)})
@@ -147,7 +147,7 @@ def _tail(run: LoggedRun) -> float:
     return max(4200.0, 11 * statistics.median(durations)) if durations else 15000.0
 
 
-def _interval(duration: float) -> int:
+def interval(duration: float) -> int:
     """Seconds between scrapes, and between evaluations: as shipped, or longer for runs of more than 16 hours."""
     steps = math.ceil(duration / EVALUATIONS / SCRAPE_SECONDS)
     return min(max(steps, 1) * SCRAPE_SECONDS, LONGEST_INTERVAL)

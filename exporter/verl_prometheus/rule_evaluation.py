@@ -10,12 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from verl_prometheus.virtual_scrapes import Scrape, Series, selector
 
+CHUNK = 100  # evaluations that a query looks at: promtool limits the samples of a query to 10,000
+_QUERY = (
+    "{operator} by (alertname, severity) "
+    '({operator}_over_time(timestamp(ALERTS{{alertstate="firing"}})[{range}s:{step}s]))'
+)
 # promtool prints what it got when it is told to expect nothing
 _GOT = re.compile(r'{alertname="(\w+)", severity="(\w+)"} ([-+.\dE]+)')
-_QUERY = re.compile(r'expr: "(min|max) by ')
-_FIRING = 'ALERTS{alertstate="firing"}'
 
 
 class Firing(NamedTuple):
@@ -74,27 +79,51 @@ class Recording:
 
 def firing(promtool: Path, rules: Sequence[Path], recording: Recording) -> list[Firing]:
     """The alerts of the rule files that fire on a recording. Raises ValueError with promtool's words if it cannot tell."""
-    until = recording.now
-    first, last = (
-        f"{operator} by (alertname, severity) ({operator}_over_time(timestamp({_FIRING})[{until}s:{recording.interval}s]))"
+    chunk = CHUNK * recording.interval
+    queries = [
+        {
+            "expr": _QUERY.format(operator=operator, range=chunk, step=recording.interval),
+            "eval_time": f"{end}s",
+            "exp_samples": [],
+        }
+        for end in range(chunk, recording.now + chunk, chunk)
         for operator in ("min", "max")
-    )
-    queries = [{"expr": query, "eval_time": f"{until}s", "exp_samples": []} for query in (first, last)]
+    ]
     interval = f"{recording.interval}s"
     test = {"interval": interval, "input_series": recording.input_series(), "promql_expr_test": queries}
-    document = {"rule_files": [str(path.resolve()) for path in rules], "evaluation_interval": interval, "tests": [test]}
+    document = {
+        "rule_files": [str(path.resolve()) for path in rules],
+        "evaluation_interval": interval,
+        "group_eval_order": evaluation_order(rules),
+        "tests": [test],
+    }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "replay.yml")
         file.write_text(json.dumps(document, ensure_ascii=False))  # JSON is YAML
         result = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, check=False)
-    _, *answers = _QUERY.split(result.stdout + result.stderr)
-    if result.returncode and not answers:
-        raise ValueError(f"{promtool} cannot evaluate the rules: {(result.stdout + result.stderr).strip()}")
-    times: dict[tuple[str, str], dict[str, float]] = {}
-    for operator, answer in zip(answers[::2], answers[1::2], strict=True):
-        for alert, severity, time in _GOT.findall(answer):
-            times.setdefault((alert, severity), {})[operator] = float(time)
-    return sorted((Firing(*alert, one["min"], one["max"]) for alert, one in times.items()), key=lambda one: one[2:])
+    output = result.stdout + result.stderr
+    found = _GOT.findall(output)
+    if result.returncode and (not found or "err:" in output):
+        raise ValueError(f"{promtool} cannot evaluate the rules: {output.strip()}")
+    times: dict[tuple[str, str], list[float]] = {}
+    for alert, severity, time in found:
+        times.setdefault((alert, severity), []).append(float(time))
+    return sorted((Firing(*alert, min(seen), max(seen)) for alert, seen in times.items()), key=lambda one: one[2:])
+
+
+def evaluation_order(rules: Sequence[Path]) -> list[str]:
+    """The groups of rule files, those that record before those that read what is recorded, as far as that goes."""
+    groups = {group["name"]: group["rules"] for path in rules for group in yaml.safe_load(path.read_text())["groups"]}
+    records = {name: {rule["record"] for rule in group if "record" in rule} for name, group in groups.items()}
+    needs = {}
+    for name, group in groups.items():
+        text = "\n".join(rule["expr"] for rule in group)
+        needs[name] = {other for other in groups if other != name and any(record in text for record in records[other])}
+    order: list[str] = []
+    while len(order) < len(groups):
+        waiting = (name for name in groups if name not in order)
+        order.append(min(waiting, key=lambda name: len(needs[name].difference(order))))
+    return order
 
 
 def _text(value: float) -> str:
