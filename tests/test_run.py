@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from helpers.fixtures import RUNS, calls
 from verl_prometheus import catalog
+from verl_prometheus import run as run_module
 from verl_prometheus.catalog import printable
 from verl_prometheus.distribution import Distribution
 from verl_prometheus.run import PENDING, RECORD, RunState
@@ -216,6 +217,29 @@ def test_readers_and_the_trainer_at_once(run: RunState) -> None:
         reader.join()
     assert mixed == []
     assert run.snapshot.tokens_total == sum(range(1, 3001))
+
+
+def test_a_trainer_that_logs_faster_than_anybody_reads_takes_no_more_memory(
+    run: RunState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_module, "PENDING", 4200)
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            run.history()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    data = {f"key{index}": 1.0 for index in range(10)}
+    longest = 0
+    for step in range(1, 5001):
+        run.log(data, step)
+        longest = max(longest, len(run._pending))
+    done.set()
+    reader.join()
+    assert longest <= 2 * 4200 // (len(data) + RECORD) + 1
+    assert run.snapshot.steps_total == 5000
 
 
 class Odd:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -82,8 +83,8 @@ class _Plan(NamedTuple):
 class RunState:
     """Merges what a trainer logs into snapshots.
 
-    `log` is the trainer's thread and only copies numbers; whoever reads `snapshot` does the rest. Readers share a lock that
-    `log` never waits for.
+    `log` is the trainer's thread and only copies numbers; whoever reads `snapshot` does the rest, under a lock that `log`
+    does not wait for. Only a trainer that logs faster than anybody can read, for thousands of calls, helps out.
 
     A step may come in several calls (SFT, fully async): its values are their union, and are gone with the first call of
     another step. Steps may repeat and go backwards (resume). Validation keeps its last values, with a step of their own.
@@ -151,9 +152,10 @@ class RunState:
     def replay(self, call: Call) -> None:
         """Take a call that was made earlier, maybe in another process."""
         self._pending.append(call)
-        if len(self._pending) * (len(call.keys) + RECORD) > PENDING and self._folding.acquire(blocking=False):
+        waiting = len(self._pending) * (len(call.keys) + RECORD)
+        if waiting > PENDING and self._folding.acquire(blocking=waiting > 2 * PENDING):
             try:
-                self._fold(self._pending.popleft())
+                self._fold_pending(2)
             finally:
                 self._folding.release()
 
@@ -175,8 +177,8 @@ class RunState:
             self._fold_pending()
             return self._signals.state()
 
-    def _fold_pending(self) -> None:
-        while self._pending:
+    def _fold_pending(self, most: int = sys.maxsize) -> None:
+        for _ in range(min(len(self._pending), most)):  # what comes meanwhile is left for later
             self._fold(self._pending.popleft())
 
     def _state(self) -> str:
