@@ -2,8 +2,8 @@
 
     python bench/scrape.py
 
-CPU is that of the whole serving process. Memory is the resident set over that of a process with verl imported, before the backend
-is built.
+CPU is that of the whole serving process. Memory is the resident set over that of a process with verl imported, before the
+backend is built.
 """
 
 from __future__ import annotations
@@ -44,9 +44,13 @@ def serve(series: int, folder: str) -> tuple[Any, int]:
 
 def scrape(url: str, accept: str) -> tuple[float, int, int]:
     """CPU seconds of a scrape, bytes of it, bytes compressed. The client is another process, as Prometheus is."""
-    code = "import sys, urllib.request\nheaders = {'Accept': sys.argv[2], 'Accept-Encoding': 'gzip'}\n"
-    code += f"for _ in range({SCRAPES}): body = urllib.request.urlopen(urllib.request.Request(sys.argv[1], headers=headers)).read()\n"
-    code += "sys.stdout.buffer.write(body)"
+    code = f"""
+import sys, urllib.request
+request = urllib.request.Request(sys.argv[1], headers={{"Accept": sys.argv[2], "Accept-Encoding": "gzip"}})
+for _ in range({SCRAPES}):
+    body = urllib.request.urlopen(request).read()
+sys.stdout.buffer.write(body)
+"""
     began = time.process_time()
     body = subprocess.run([sys.executable, "-c", code, url, accept], check=True, capture_output=True).stdout
     return (time.process_time() - began) / SCRAPES, len(gzip.decompress(body)), len(body)
