@@ -57,7 +57,11 @@ def backends(folder: Path) -> dict[str, Any]:
     names += ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
     names += ["wandb"] if importlib.util.find_spec("wandb") else []
     section = {"port": 0, "address": "127.0.0.1", "targets_dir": str(folder / "targets"), "linger_seconds": 0}
-    return {name: Tracking("bench", name, [name], {"trainer": {"prometheus": section}}) for name in names}
+    trainer = {"prometheus": section}
+    trackings = {name: Tracking("bench", name, [name], {"trainer": trainer}) for name in names}
+    kept = {"trainer": {**trainer, "default_local_dir": str(folder), "resume_mode": "disable"}}
+    trackings["prometheus, with journal"] = Tracking("bench", "journal", ["prometheus"], kept)
+    return trackings
 
 
 def measure(logs: dict[str, Callable[..., None]], steps: int, data: dict[str, Any]) -> dict[str, list[float]]:
