@@ -31,6 +31,7 @@ LOOK_HERE = """\
 The run is a Prometheus target now:
   http://127.0.0.1:{port}/         its page
   http://127.0.0.1:{port}/metrics  its metrics
+Its GPU is simulated, and says so; it is a target of its own, as on every node of a cluster.
 A Prometheus on this machine finds it with one more line under scrape_configs:
   - {{job_name: verl, file_sd_configs: [{{files: ["{targets}/*.json"]}}]}}"""
 
@@ -76,7 +77,11 @@ def train(steps: int, port: int, folder: Path, display: Display, requests: list[
         steps=steps,
         logger=["console", "prometheus"],
         experiment=experiment,
-        overrides=[f"+trainer.prometheus.port={port}", f'+trainer.prometheus.targets_dir="{targets}"'],
+        overrides=[
+            f"+trainer.prometheus.port={port}",
+            f'+trainer.prometheus.targets_dir="{targets}"',
+            "+trainer.prometheus.gpu.backend=simulated",
+        ],
     )
     display.say(
         f"Training a 2-layer model with verl's GRPO for {steps} steps, after a minute of start-up.\n"
