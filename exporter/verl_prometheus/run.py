@@ -139,7 +139,7 @@ class RunState:
         try:
             numbers = struct.pack(f"{len(keys)}d", *data.values())
         except Exception:
-            keys, numbers, dropped = _sift(data)
+            keys, numbers, dropped = sift(data)
         if type(step) is not int:
             try:
                 step = int(number(step))
@@ -290,7 +290,7 @@ class RunState:
         )
 
 
-def _sift(data: Mapping[Any, Any]) -> tuple[tuple[Any, ...], bytes, tuple[str, ...]]:
+def sift(data: Mapping[Any, Any]) -> tuple[tuple[Any, ...], bytes, tuple[str, ...]]:
     """The keys that have numbers, the numbers, and why the others have none."""
     kept: dict[Any, float] = {}
     dropped = []

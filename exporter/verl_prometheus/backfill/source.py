@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +11,7 @@ from typing import Any, Protocol
 from verl_prometheus import hyperparameters
 from verl_prometheus.attempt import Attempt
 from verl_prometheus.journal import Entry
-from verl_prometheus.run import Call, RunIdentity
-from verl_prometheus.values import NotANumber, number
+from verl_prometheus.run import Call, RunIdentity, sift
 
 
 @dataclass(frozen=True)
@@ -57,11 +55,4 @@ def attempt(project: str, experiment: str, started: float, hints: Hints, config:
 
 def call(time: float, step: int, data: Mapping[str, object]) -> Call:
     """A call of `log` with the numbers in `data`."""
-    kept: dict[str, float] = {}
-    dropped = []
-    for key, value in data.items():
-        try:
-            kept[key] = number(value)
-        except NotANumber as error:
-            dropped.append(error.reason)
-    return Call(time, step, tuple(kept), struct.pack(f"{len(kept)}d", *kept.values()), tuple(dropped))
+    return Call(time, step, *sift(data))
