@@ -44,7 +44,7 @@ class Alert(NamedTuple):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = f"{HELP} Formats: {run_log.__doc__}"
+    parser.epilog = run_log.__doc__
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN.jsonl", help="log of a run, may be gzipped")
     parser.add_argument("--json", action="store_true", help="print a list of {alert, first_step, last_step, severity}")
