@@ -225,8 +225,8 @@ clocks = lines(
         size=(12, 8),
         queries=[
             Query(
-                f"min by (node) (gpu:verl_gpu_sm_clock_hertz:busy_avg10m{{{GPUS}}})"
-                f" / scalar(quantile(0.5, gpu:verl_gpu_sm_clock_hertz:busy_avg10m{{{GPUS}}}))",
+                f"min by (node) (avg_over_time(gpu:verl_gpu_sm_clock_hertz:busy{{{GPUS}}}[10m]))"
+                f" / scalar(quantile(0.5, avg_over_time(gpu:verl_gpu_sm_clock_hertz:busy{{{GPUS}}}[10m])))",
                 "{{node}}",
             ),
             Query(f'min(run:verl_alert_threshold:limit{{alert="VerlGpuStraggler",{RUNS}}})', "lower limit"),

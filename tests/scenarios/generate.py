@@ -66,7 +66,7 @@ SCENARIOS = {
     "healthy_grpo": Scenario("grpo", 300, (*RL, LEGACY)),
     "healthy_ppo": Scenario("ppo", 200, (*RL, LEGACY, "critic.optim.lr=1e-3")),
     "learning_rate_too_high": Scenario("grpo", 60, (*RL, LEGACY, f"{LR}=2e-3")),
-    "first_step_breaks": Scenario("grpo", 40, (*RL, LEGACY, f"{LR}=10")),
+    "first_step_breaks": Scenario("grpo", 25, (*RL, LEGACY, f"{LR}=10")),
     "kl_too_strong": Scenario("grpo", 130, (*RL, LEGACY, f"{LR}=1e-5", f"{KL}=100")),
     "entropy_collapse": Scenario("grpo", 100, (*RL, LEGACY, f"{LR}=3e-4", "actor_rollout_ref.actor.entropy_coeff=-1")),
     "reward_always_0": Scenario("grpo", 50, (*RL, LEGACY), "zero"),
