@@ -221,12 +221,12 @@ def test_the_live_phases_agree_with_what_verl_logs_at_the_end(name: str, request
         for poll, following in pairwise(polls):
             if (start := poll.starts.get(phase)) is not None:
                 least[start], most[start] = poll.before - start, following.after - start
-        times = sum(f"timing_s/{phase}" in data for _, data in trained.run.logged())
-        total = seconds(trained, phase)
-        assert sum(least.values()) <= total + 0.05 * times
-        if total / times > 0.3:  # no poll may come in a shorter one
-            assert len(least) == times
-            assert total <= sum(most.values()) + 0.05 * times
+        logged = [data[f"timing_s/{phase}"] for _, data in trained.run.logged() if f"timing_s/{phase}" in data]
+        slack = 0.05 * len(logged)
+        assert sum(least.values()) <= sum(logged) + slack
+        assert sum(one > 1 for one in logged) <= len(least) <= len(logged)  # no poll may come in a short one
+        if len(least) == len(logged):
+            assert sum(logged) <= sum(most.values()) + slack
 
 
 def seconds(trained: Trained, phase: str) -> float:
