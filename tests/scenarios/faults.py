@@ -33,8 +33,7 @@ def one(**sample: Any) -> dict[str, float]:
 
 def length(solution_str: str, **sample: Any) -> dict[str, float]:
     """Pays for every character, whatever it says."""
-    right = compute_score(solution_str=solution_str, **sample)
-    return {**right, "score": len(solution_str) / LONGEST} if begun() else right
+    return {**compute_score(solution_str=solution_str, **sample), "score": len(solution_str) / LONGEST}
 
 
 def not_a_number(**sample: Any) -> dict[str, float]:

@@ -72,7 +72,7 @@ SCENARIOS = {
     "reward_always_0": Scenario("grpo", 50, (*RL, LEGACY), "zero"),
     "reward_always_1": Scenario("grpo", 50, (*RL, LEGACY), "one"),
     "reward_nan": Scenario("grpo", 60, (*RL, LEGACY), "not_a_number", fault_after=40),
-    "truncation": Scenario("grpo", 120, (*RL, LEGACY, f"{LR}=3e-4"), "length", fault_after=40),
+    "truncation": Scenario("grpo", 80, (*RL, LEGACY, f"{LR}=3e-4"), "length"),
     "reward_hangs": Scenario("grpo", 60, (*RL, LEGACY), "hang", fault_after=40, end="hung"),
     "reward_raises": Scenario("grpo", 60, RL, "fail", fault_after=40),
     "killed": Scenario("grpo", 45, (*RL, LEGACY), end="killed"),
