@@ -10,7 +10,7 @@ export PROMETHEUS_BIN
 VERL_OLDER := 0.6.1 0.7.1 0.8.0
 export VERL_VERSIONS := $(CACHE)/verl
 
-.PHONY: help demo test test-fast lint docs dashboards stack bench clean
+.PHONY: help demo test test-fast lint docs dashboards stack scenarios bench clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -46,6 +46,9 @@ dashboards: $(VENV)/ready ## the boards' JSON and drawings from their code
 
 stack: prometheus ## Prometheus, Alertmanager and Grafana (if installed) with the shipped configuration
 	deploy/compose/stack.sh $(CACHE)/stack
+
+scenarios: $(TOOLS) ## the logs that the alert rules are tested on, made anew by real training (an hour)
+	cd tests && PYTHONPATH=. ../$(VENV)/bin/python -m scenarios.generate
 
 bench: $(VENV)/ready ## costs as ratios: log(), scrapes, GPU sampling, backfill
 	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check tensorboard wandb
