@@ -1,6 +1,6 @@
 """The shipped rules on real runs of the tiny model: sound ones alert nobody, each fault raises its own alert in time.
 
-`scenarios/README.md` says what the runs are, and which are still missing; `make scenarios` makes them anew.
+`scenarios/README.md` says what the runs are; `make scenarios` makes them anew.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Fault(NamedTuple):
     after: int = WINDOW
 
 
-SOUND = ("healthy_sft",)
+SOUND = ("healthy_grpo", "healthy_ppo", "healthy_sft")
 FAULTS = {
     "entropy_collapse": Fault("VerlEntropyCollapse", "warn", visible=44),  # under a tenth of the first step's
     "first_step_breaks": Fault("VerlKLExplosion", "page"),
@@ -42,9 +42,11 @@ FAULTS = {
     "kl_too_strong": Fault("VerlKLCollapse", "warn", visible=100),  # a KL that never grows: not sooner
     "learning_rate_too_high": Fault("VerlKLExplosion", "page"),
     "reward_always_0": Fault("VerlNoLearningSignal", "warn"),
+    "reward_always_1": Fault("VerlNoLearningSignal", "warn"),
     "reward_hangs": Fault("VerlRunStalled", "page", begins=40, visible=40, after=0),
     "reward_nan": Fault("VerlNonFiniteValue", "page", begins=41, visible=41, after=0),
     "reward_raises": Fault("VerlRunFailed", "page", begins=40, visible=40, after=0),
+    "slow_rollout": Fault("VerlRolloutLatencyHigh", "warn", begins=41, visible=41),
     "truncation": Fault("VerlResponseLengthSaturated", "warn", visible=13),  # over 0.8 of the limit
 }
 

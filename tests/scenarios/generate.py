@@ -78,10 +78,10 @@ SCENARIOS = {
     "killed": Scenario("grpo", 45, (*RL, LEGACY), end="killed"),
     "slow_rollout": Scenario(
         "grpo",
-        80,
+        70,
         (*RL, LEGACY),
         environment={
-            SLOW_SECONDS: "3",
+            SLOW_SECONDS: "1.5",
             "VERL_USE_EXTERNAL_MODULES": "scenarios.faults",
             "PYTHONPATH": str(HERE.parent),
         },
