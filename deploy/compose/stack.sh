@@ -43,10 +43,9 @@ fi
 start Prometheus "http://127.0.0.1:$prometheus_port/-/ready" "$prometheus" \
   --config.file="$root/prometheus/prometheus.yml" --storage.tsdb.path="$data/prometheus" \
   --web.listen-address="127.0.0.1:$prometheus_port"
-# Debian's Alertmanager reads its templates from where its package puts them, so there it must be installed.
 start Alertmanager "http://127.0.0.1:$alertmanager_port/-/ready" "$alertmanager" \
   --config.file="$root/prometheus/alertmanager.yml" --storage.path="$data/alertmanager" \
-  --web.listen-address="127.0.0.1:$alertmanager_port" --cluster.listen-address= || true
+  --web.listen-address="127.0.0.1:$alertmanager_port" --cluster.listen-address=
 
 grafana=$(program grafana)
 if [ -n "$grafana" ]; then

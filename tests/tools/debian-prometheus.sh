@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # usage: debian-prometheus.sh DIR SUITE...
 # Unpacks the Prometheus, promtool, Alertmanager and VictoriaMetrics of Debian suites into DIR/SUITE/bin: nothing is
-# installed, no service started, no root needed. bookworm has 2.42 and 0.25, the oldest that are supported, and
+# installed, no service started, no root needed. Alertmanager is started as DIR/SUITE/bin/alertmanager: Debian's looks for
+# its templates where they would be installed, so it gets a view of the file system that has them there. bookworm has 2.42 and 0.25, the oldest that are supported, and
 # VictoriaMetrics 1.79; forky has 3.5 and 0.33.
 set -euo pipefail
 folder=$(mkdir -p "${1:?usage: debian-prometheus.sh DIR SUITE...}" && cd "$1" && pwd)
@@ -23,7 +24,7 @@ fi
 
 for suite in "$@"; do
   target="$folder/$suite"
-  if [ -e "$target/complete" ]; then continue; fi
+  if [ -e "$target/bin/alertmanager" ]; then continue; fi
   rm -rf "$target"
   work=$(mktemp -d)
   mkdir -p "$work/lists/partial" "$work/root"
@@ -40,7 +41,16 @@ for suite in "$@"; do
   for package in "$work"/*.deb; do dpkg -x "$package" "$work/root"; done
   mkdir -p "$target"
   mv "$work/root/usr/bin" "$target/bin"
-  touch "$target/complete"
+  mv "$work/root/usr/share/prometheus" "$target/templates"
+  install -m 755 /dev/stdin "$target/bin/alertmanager" <<'WRAPPER'
+#!/bin/sh
+bin=$(dirname "$(readlink -f "$0")")
+if [ -e /usr/share/prometheus/alertmanager ]; then exec "$bin/prometheus-alertmanager" "$@"; fi
+export bin
+exec unshare --map-root-user --mount sh -c '
+  mount -t tmpfs none /usr/share && mkdir /usr/share/prometheus &&
+  mount --bind "$bin/../templates" /usr/share/prometheus && exec "$bin/prometheus-alertmanager" "$@"' sh "$@"
+WRAPPER
   rm -rf "$work"
   "$target/bin/prometheus" --version | head -1
 done
