@@ -100,8 +100,13 @@ def test_each_fault_of_a_real_run_arrives_as_its_own_notification(
             stack.enter_context(run.process)
             return run
 
+        killed = start("killed")
+        killed.reach(4)
+        os.kill(killed.process.pid, signal.SIGKILL)
+
         sick = start("sick", **{"thresholds.VerlRunStalled": 60})  # the default is 10 minutes for a phase this short
         sick.reach(4)
+        assert killed.discovery_files == []  # cleared by the run that came next, and yet:
         sick.fault("nan")
         nan = receivers.wait("sick", "VerlNonFiniteValue")
         assert nan["labels"]["severity"] == "page"
@@ -121,15 +126,11 @@ def test_each_fault_of_a_real_run_arrives_as_its_own_notification(
         assert sound.process.wait(PATIENCE) == 0, sound.output()
         assert sound.discovery_files == []
 
-        killed = start("killed")
-        killed.reach(4)
-        os.kill(killed.process.pid, signal.SIGKILL)
+        assert receivers.wait("killed", "VerlRunVanished")["labels"]["severity"] == "page"
+
         failing = start("failing")
         failing.reach(4)
         failing.fault("fail")
-        assert receivers.wait("killed", "VerlRunVanished")["labels"]["severity"] == "page"
-        for file in killed.discovery_files:
-            file.unlink()
         assert receivers.wait("failing", "VerlRunFailed")["labels"]["severity"] == "page"
 
         receivers.wait("sick", "VerlRunStalled", "resolved", phase="gen")
