@@ -88,6 +88,7 @@ def receivers() -> Iterator[Receivers]:
     one.close()
 
 
+# A minute or so for each run to start; a notification waits for its group, and NaN is held for 5 minutes: 8 in all.
 def test_each_fault_of_a_real_run_arrives_as_its_own_notification(
     newest_prometheus_bin: Path, receivers: Receivers, tmp_path: Path
 ) -> None:
@@ -101,7 +102,7 @@ def test_each_fault_of_a_real_run_arrives_as_its_own_notification(
             return run
 
         killed = start("killed")
-        killed.reach(4)
+        killed.reach(20)
         os.kill(killed.process.pid, signal.SIGKILL)
 
         sick = start("sick", **{"thresholds.VerlRunStalled": 60})  # the default is 10 minutes for a phase this short
@@ -142,6 +143,6 @@ def test_each_fault_of_a_real_run_arrives_as_its_own_notification(
     assert receivers.urgent("killed") == {"VerlRunVanished"}
     assert receivers.urgent("failing") == {"VerlRunFailed"}
     assert all(one["annotations"]["runbook_url"] for one in receivers.alerts)
-    pages = [event["payload"]["summary"] for event in receivers.pagerduty if event["event_action"] == "trigger"]
-    assert nan["annotations"]["summary"].split(":")[0] in pages[0]
-    assert receivers.slack[0]["title"].startswith("FIRING: tiny/sick")
+    page = nan["annotations"]["summary"]
+    assert any(page in event["payload"]["summary"] for event in receivers.pagerduty if "payload" in event)
+    assert any(page in message["text"] for message in receivers.slack if message["title"].startswith("FIRING: tiny/"))
