@@ -23,6 +23,7 @@ pytestmark = pytest.mark.real_run
 
 LEGACY = ("trainer.use_v1=False",)
 ASYNC = ("trainer.v1.trainer_mode=colocate_async",)
+BATCH = 64  # samples: 16 prompts, 4 answers each
 SAVE = ("trainer.save_freq=3", "trainer.test_freq=2")
 
 
@@ -36,6 +37,7 @@ class Trained:
     runs: dict[str, dict[str, str]]  # labels of verl_run_info, by job
     gpus: list[dict[str, str]]  # labels of the GPU series
     busy_in: dict[str, float]  # phase -> samples of a GPU's utilisation in it
+    distributions: dict[str, float]  # what the last scrape counted and summed over samples of the batches
 
 
 BUSY_IN = """
@@ -43,6 +45,12 @@ count_over_time((
   verl_gpu_utilization_ratio{gpu="0"}
   * on (project, experiment) group_left (phase) (verl_phase_active{job="discovered",phase="%s"} == 1)
 )[1h:200ms])"""
+
+
+DISTRIBUTIONS = """{
+  job="verl",scope=~"|trajectory",le=~"|.Inf",
+  __name__=~"verl_reward_distribution_bucket|verl_(response_length_distribution_tokens|rollout_latency_seconds)_(count|sum)"
+}"""
 
 
 def train(
@@ -82,6 +90,7 @@ def train(
             busy_in={
                 phase: value for phase in ("gen", "update_actor") for _, value in prometheus.query(BUSY_IN % phase)
             },
+            distributions={labels["__name__"]: samples[-1][1] for labels, samples in prometheus.samples(DISTRIBUTIONS)},
         )
 
 
@@ -227,6 +236,24 @@ def test_the_live_phases_agree_with_what_verl_logs_at_the_end(name: str, request
         assert sum(one > 1 for one in logged) <= len(least) <= len(logged)  # no poll may come in a short one
         if len(least) == len(logged):
             assert sum(logged) <= sum(most.values()) + slack
+
+
+@pytest.mark.parametrize("name", ["grpo", "legacy", "asynchronous"])
+def test_the_distributions_have_every_sample_of_every_step(name: str, request: pytest.FixtureRequest) -> None:
+    trained: Trained = request.getfixturevalue(name)
+    steps = [data for _, data in trained.run.logged() if "response_length/mean" in data]
+    counted = trained.distributions
+    samples = BATCH * len(steps)
+    assert counted["verl_response_length_distribution_tokens_count"] == samples
+    assert counted["verl_reward_distribution_bucket"] == samples
+    assert counted["verl_rollout_latency_seconds_count"] == samples
+    mean_length = sum(data["response_length/mean"] for data in steps) / len(steps)
+    assert counted["verl_response_length_distribution_tokens_sum"] == pytest.approx(samples * mean_length)
+    if (key := "timing_s/agent_loop/generate_sequences/mean") in steps[0]:
+        mean_latency = sum(data[key] for data in steps) / len(steps)
+        assert counted["verl_rollout_latency_seconds_sum"] == pytest.approx(samples * mean_latency)
+    else:
+        assert 0 < counted["verl_rollout_latency_seconds_sum"] < samples * max(data["timing_s/gen"] for data in steps)
 
 
 def seconds(trained: Trained, phase: str) -> float:

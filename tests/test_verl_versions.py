@@ -16,6 +16,7 @@ SCRIPT = """
 import gc, json, os, sys, urllib.request
 from pathlib import Path
 import verl
+from verl.trainer.ppo import metric_utils
 from verl.utils.debug import marked_timer
 from verl.utils.tracking import Tracking
 from verl_prometheus.phases import TRACKER
@@ -40,6 +41,7 @@ print(json.dumps({
     "version": verl.__version__, "active": active, "after": list(TRACKER.read().active), "missing": TRACKER.missing,
     "entropy": [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith("verl_actor_entropy{")],
     "targets": [targets, len(list((folder / "targets").iterdir()))],
+    "batches": hasattr(metric_utils.compute_data_metrics, "_verl_prometheus"),
     "file": (folder / "log.jsonl").read_text().count("actor/entropy"),
 }))
 """
@@ -68,5 +70,12 @@ def test_a_run_on_each_verl(version: str, end: str, tmp_path: Path) -> None:
         "missing": None,
         "entropy": ["1.5"],
         "targets": [1, 0],
+        "batches": True,
         "file": 1,
     }
+
+
+@pytest.mark.parametrize("version", [*OLDER[1:], INSTALLED])  # 0.6.1's agent loop needs an older transformers
+def test_trajectories_are_seen_on_each_verl(version: str) -> None:
+    code = "import verl.experimental.agent_loop.agent_loop as one; one.AgentLoopManager._performance_metrics._verl_prometheus"
+    subprocess.run([sys.executable, "-c", code], env=environment(version), check=True, timeout=180)

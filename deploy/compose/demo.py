@@ -12,6 +12,7 @@ import json
 import math
 import multiprocessing
 import platform
+import random
 import re
 import signal
 import tempfile
@@ -27,6 +28,7 @@ RECORDED = Path(__file__).parents[2] / "tests"
 PROJECT = "demo"
 PHASES = (("gen", 0.55), ("update_actor", 0.3), ("update_weights", 0.05))  # and their shares of a step
 CHECKPOINT_EVERY = 10
+SAMPLES_A_STEP = 64
 SETTINGS = {
     "port": 0,
     "address": "127.0.0.1",
@@ -80,6 +82,7 @@ class Run:
                     backend.log(None, step)  # type: ignore[arg-type]
                     backend.finish(exit_code=1)
                     return
+                _show_samples(data)
                 backend.log({**data, "a/text": "is no number"}, step)
 
     def _pass_a_step(self, pace: float) -> None:
@@ -108,6 +111,18 @@ class Run:
             step += 1
             checkpoint = {"timing_s/save_checkpoint": 0.2} if step % CHECKPOINT_EVERY == 0 else {}
             yield step, {**{key: _varied(key, value, step) for key, value in data.items()}, **checkpoint}
+
+
+def _show_samples(data: Mapping[str, float]) -> None:
+    """Samples such as a step with these means may have had: the logs have only those."""
+    from verl_prometheus.samples import LATENCY, RESPONSE_LENGTH, REWARD, SAMPLES
+
+    for quantity, key in ((REWARD, "critic/rewards"), (RESPONSE_LENGTH, "response_length")):
+        if f"{key}/mean" in data:
+            low, mean, high = (data[f"{key}/{stat}"] for stat in ("min", "mean", "max"))
+            SAMPLES.add(quantity, [random.triangular(low, high, mean) for _ in range(SAMPLES_A_STEP)])
+    if "timing_s/gen" in data:
+        SAMPLES.add(LATENCY, [random.triangular(0, data["timing_s/gen"]) for _ in range(SAMPLES_A_STEP)])
 
 
 def _varied(key: str, value: float, step: int) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 from verl_prometheus import catalog
 from verl_prometheus.collectors.phases import PhaseCollector
 from verl_prometheus.collectors.run import RunCollector
+from verl_prometheus.collectors.samples import SampleCollector
 from verl_prometheus.collectors.signals import SignalCollector
 from verl_prometheus.collectors.snapshot import SnapshotPart
 from verl_prometheus.collectors.training import TrainingCollector
@@ -49,5 +50,6 @@ class Attempt:
             RunCollector(self.identity),
             TrainingCollector(catalog.load()),
             PhaseCollector(),
+            SampleCollector(),
             SignalCollector(self.thresholds),
         )

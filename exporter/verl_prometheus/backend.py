@@ -34,6 +34,7 @@ from verl_prometheus.network import announced_address, host_and_port
 from verl_prometheus.phases import TRACKER
 from verl_prometheus.protection import Protection
 from verl_prometheus.run import RunIdentity, RunState
+from verl_prometheus.samples import SAMPLES
 from verl_prometheus.server import MetricsServer
 from verl_prometheus.settings import Settings, SettingsError
 from verl_prometheus.signals import Lengths
@@ -104,6 +105,7 @@ class PrometheusBackend:
         )
         self._labels = self._attempt.series_labels
         self._run = self._run_state()
+        SAMPLES.wanted = True
         self._pid = os.getpid()
         self._finished = False
         self._protection = Protection(
@@ -132,7 +134,10 @@ class PrometheusBackend:
         """One call of the trainer. Takes microseconds, whatever comes."""
         began = time.perf_counter()
         try:
-            self._keeper.add(self._run.log(data, step))
+            self._keeper.add(self._run.log(data, step, SAMPLES.take()))
+            if SAMPLES.error is not None:
+                error, SAMPLES.error = SAMPLES.error, None
+                self._errors.add("samples", error)
         except Exception as error:
             self._errors.add("log", error)
         self._log_duration.observe(time.perf_counter() - began)

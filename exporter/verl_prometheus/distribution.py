@@ -41,6 +41,11 @@ class Distribution:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
+    def add(self, other: Distribution) -> None:
+        """Count what `other` has counted in the same buckets."""
+        self.counts = [mine + theirs for mine, theirs in zip(self.counts, other.counts, strict=True)]
+        self.total += other.total
+
     def copy(self) -> Distribution:
         twin = Distribution(self.bounds)
         twin.counts, twin.total = self.counts.copy(), self.total

@@ -3,7 +3,8 @@
 Three kinds of lines, each with its wall time, the run's id and the attempt:
 
 * an attempt begins: `{"time", "run_id", "attempt", "begin": {identity, labels, ...}}`
-* a call of `log`: `{"time", "run_id", "attempt", "step", "data": {verl key: number}}`; NaN and infinity are strings
+* a call of `log`: `{"time", "run_id", "attempt", "step", "data": {verl key: number}}`; NaN and infinity are strings;
+  `"samples": {quantity: {"counts", "total"}}` where there are any
 * it ends: `{"time", "run_id", "attempt", "exit_code"}`; a killed one has no such line
 
 Attempts follow each other in one file. A file that grows beyond `PART_BYTES` is continued in `journal.1.jsonl`, then
@@ -22,7 +23,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from verl_prometheus.attempt import Attempt
+from verl_prometheus.distribution import Distribution
 from verl_prometheus.run import Call, RunIdentity, key_name
+from verl_prometheus.samples import BUCKETS
 from verl_prometheus.signals import Lengths
 
 PART_BYTES = 128 * 2**20
@@ -68,6 +71,8 @@ class Encoder:
         line: dict[str, Any] = {"time": call.time, **self._who, "step": call.step, "data": data}
         if call.dropped:
             line["dropped"] = call.dropped
+        if call.samples:
+            line["samples"] = {name: {"counts": one.counts, "total": one.total} for name, one in call.samples.items()}
         try:
             return self._line(line)
         except ValueError:  # JSON has no word for these
@@ -105,7 +110,17 @@ def _call(content: Mapping[str, Any]) -> Call:
         keys=tuple(data),
         numbers=numbers,
         dropped=tuple(map(str, content.get("dropped", ()))),
+        samples=dict(_samples(content.get("samples", {}))),
     )
+
+
+def _samples(content: Mapping[str, Any]) -> Iterator[tuple[str, Distribution]]:
+    """Those whose buckets are still what they were when the line was written."""
+    for quantity, one in content.items():
+        if quantity in BUCKETS and len(one["counts"]) == len(BUCKETS[quantity]) + 1:
+            distribution = Distribution(BUCKETS[quantity])
+            distribution.counts, distribution.total = list(map(int, one["counts"])), float(one["total"])
+            yield quantity, distribution
 
 
 def _attempt(content: Mapping[str, Any]) -> Attempt:

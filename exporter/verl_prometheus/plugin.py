@@ -1,4 +1,5 @@
-"""All that touches verl: teaches its Tracking the name `prometheus`, listens to its timers, sees its trainers end.
+"""All that touches verl: teaches its Tracking the name `prometheus`, listens to its timers, sees its trainers end, and
+its batches (`sample_hooks`).
 
 verl imports this module in every one of its processes (entry point `verl.plugins`, or VERL_USE_EXTERNAL_MODULES), so
 importing it must cost nothing: no socket, no thread, and none of the rest of the package until a run asks for it. Classes
@@ -23,6 +24,11 @@ from verl_prometheus.phases import TRACKER, PhaseTracker
 BACKEND = "prometheus"
 TIMERS_MODULE = "verl.utils.profiler.performance"
 TRAINER_MODULE, TRAINER = "verl.trainer.ppo.ray_trainer", "RayPPOTrainer"
+SAMPLES_IN = {  # module -> what patches it
+    "verl.trainer.ppo.metric_utils": "patch_metrics",
+    "verl.experimental.agent_loop.agent_loop": "patch_agent_loop",
+    "verl.trainer.ppo.v1.trainer_base": "patch_trainer_v1",
+}
 MARK = "_verl_prometheus"  # on what is patched
 _BACKENDS: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # by trainer
 logger = logging.getLogger("verl_prometheus")
@@ -39,6 +45,8 @@ def install() -> None:
         return
     after_import(TIMERS_MODULE, patch_timers)
     after_import(TRAINER_MODULE, lambda module: patch_trainer(getattr(module, TRAINER, None)))
+    for name in SAMPLES_IN:
+        after_import(name, show_samples)
 
 
 def _arguments(
@@ -141,6 +149,16 @@ def patch_trainer(trainer: Any) -> None:
 
     trainer.__init_subclass__ = classmethod(hook)
     _wrap_fit(trainer)
+
+
+def show_samples(module: ModuleType) -> None:
+    """Let the exporter see the batches that this module of verl makes means of."""
+    try:
+        from verl_prometheus import sample_hooks
+
+        getattr(sample_hooks, SAMPLES_IN[module.__name__])(module)
+    except Exception as error:
+        logger.warning("verl-prometheus: no distributions over samples from %s: %r", module.__name__, error)
 
 
 def _wrap_fit(trainer: Any) -> None:

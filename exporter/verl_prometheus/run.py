@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from verl_prometheus.catalog import Catalog, printable
 from verl_prometheus.distribution import Distribution
+from verl_prometheus.samples import BUCKETS, NONE, Samples
 from verl_prometheus.signals import Signals, SignalsView
 from verl_prometheus.values import NotANumber, number
 
@@ -53,6 +54,7 @@ class StepSnapshot:
     step_duration: Distribution = field(default_factory=Distribution)
     phase_duration: Mapping[str, Distribution] = field(default_factory=dict)
     rollout_latency: Distribution = field(default_factory=Distribution)
+    samples: Samples = field(default_factory=dict)
     checkpoint_step: int | None = None
     checkpoint_time: float | None = None
     nonfinite: Mapping[str, int] = field(default_factory=dict)
@@ -61,13 +63,14 @@ class StepSnapshot:
 
 
 class Call(NamedTuple):
-    """One call of `log`: the numbers in it, copied. Time is in Unix seconds."""
+    """One call of `log`: the numbers in it, copied, and the samples behind them. Time is in Unix seconds."""
 
     time: float
     step: int | None
     keys: tuple[Any, ...]
     numbers: bytes  # doubles, as struct packs them
     dropped: tuple[str, ...]  # why each other value is none
+    samples: Samples = NONE
 
 
 class _Plan(NamedTuple):
@@ -125,11 +128,12 @@ class RunState:
         self._step_duration = Distribution()
         self._phase_duration: dict[str, Distribution] = {}
         self._rollout_latency = Distribution()
+        self._samples: dict[str, Distribution] = {}
         self._checkpoint: tuple[int, float] | None = None
         self._nonfinite: Counter[str] = Counter()
         self._dropped: Counter[str] = Counter()
 
-    def log(self, data: Mapping[Any, Any], step: Any) -> Call:
+    def log(self, data: Mapping[Any, Any], step: Any, samples: Samples = NONE) -> Call:
         """Take one call of verl's `Tracking.log`; raises only what a `data` that is no mapping raises."""
         keys = tuple(data)
         if keys == self._keys:
@@ -145,7 +149,7 @@ class RunState:
                 step = int(number(step))
             except (NotANumber, ValueError, OverflowError):
                 step, dropped = None, (*dropped, "step")
-        call = Call(self._clock(), step, keys, numbers, dropped)
+        call = Call(self._clock(), step, keys, numbers, dropped, samples)
         self.replay(call)
         return call
 
@@ -202,6 +206,7 @@ class RunState:
             step_duration=self._step_duration.copy(),
             phase_duration={phase: one.copy() for phase, one in self._phase_duration.items()},
             rollout_latency=self._rollout_latency.copy(),
+            samples={quantity: one.copy() for quantity, one in self._samples.items()},
             checkpoint_step=checkpoint_step,
             checkpoint_time=checkpoint_time,
             nonfinite=dict(self._nonfinite),
@@ -215,6 +220,8 @@ class RunState:
         numbers = struct.unpack(f"{len(call.keys)}d", call.numbers)
         step = call.step if call.step is not None else self._step or 0
         self._time = call.time
+        for quantity, distribution in call.samples.items():
+            self._samples.setdefault(quantity, Distribution(BUCKETS[quantity])).add(distribution)
         if call.dropped:
             self._dropped.update(call.dropped)
         if not all(map(isfinite, numbers)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verl_dashboards import overview, variables
 from verl_dashboards.board import Board, Section
-from verl_dashboards.panels import Common, frontier, lines
+from verl_dashboards.panels import Common, density, frontier, lines
 from verl_dashboards.queries import BY_RUN, RUNS, Query, limit, signal
 
 reward = lines(
@@ -182,6 +182,45 @@ saturation = lines(
     ),
     minimum=0,
     maximum=1,
+)
+
+rewards_of_samples = density(
+    Common(
+        title="Distribution of the rewards",
+        question="Is a mean the whole truth? Samples by their reward: two bands that drift apart are prompts that are "
+        "solved or never solved, one band that learns nothing more.",
+        size=(12, 8),
+        queries=[
+            Query(
+                f"sum by (le) (increase(verl_reward_distribution_bucket{{{RUNS}}}[$__rate_interval]))",
+                "{{le}}",
+                kind="heatmap",
+            )
+        ],
+        unit="short",
+        alerts=["VerlNoLearningSignal", "VerlRewardCollapse"],
+    ),
+    buckets=True,
+    minimum=0,
+)
+
+lengths_of_samples = density(
+    Common(
+        title="Distribution of the response lengths",
+        question="Who makes the step long? Samples by the length of their response, in tokens.",
+        size=(12, 8),
+        queries=[
+            Query(
+                f"sum by (le) (increase(verl_response_length_distribution_tokens_bucket{{{RUNS}}}[$__rate_interval]))",
+                "{{le}}",
+                kind="heatmap",
+            )
+        ],
+        unit="short",
+        alerts=["VerlResponseLengthSaturated"],
+    ),
+    buckets=True,
+    minimum=0,
 )
 
 aborted = lines(
@@ -364,6 +403,7 @@ BOARD = Board(
         Section("Are the updates sound? (RL runs)", [clipping, losses, advantages]),
         Section("Every run", [overview.gradient, learning_rate, seen]),
         Section("Responses (RL runs)", [lengths, saturation, aborted]),
+        Section("Every sample (RL runs)", [rewards_of_samples, lengths_of_samples]),
         Section(
             "Do rollout and training agree? (RL runs with rollout.calculate_log_probs, and trainer V1 for the "
             "staleness)",

@@ -8,6 +8,7 @@ from prometheus_client.metrics_core import Metric
 
 from verl_prometheus.collectors.families import add, histogram
 from verl_prometheus.run import StepSnapshot
+from verl_prometheus.samples import LATENCY
 
 
 class PhaseCollector:
@@ -20,4 +21,6 @@ class PhaseCollector:
         yield durations
         latency = histogram("verl_rollout_latency_seconds")
         add(latency, ("batch",), snapshot.rollout_latency)
+        if LATENCY in snapshot.samples:
+            add(latency, ("trajectory",), snapshot.samples[LATENCY])
         yield latency
