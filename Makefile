@@ -10,7 +10,7 @@ export PROMETHEUS_BIN
 VERL_OLDER := 0.6.1 0.7.1 0.8.0
 export VERL_VERSIONS := $(CACHE)/verl
 
-.PHONY: help demo test test-fast lint docs dashboards stack scenarios bench clean
+.PHONY: help demo test test-alerts test-others test-fast lint docs dashboards stack scenarios bench clean
 .DEFAULT_GOAL := help
 
 help: ## this list
@@ -30,7 +30,14 @@ NODE_MODULES := tests/grafana_node/node_modules/ready
 TOOLS := $(VENV)/ready prometheus $(NODE_MODULES) $(VERL_OLDER:%=$(VERL_VERSIONS)/%/verl)
 
 test: $(TOOLS) ## all tests, real runs included
-	$(VENV)/bin/python -m pytest
+	@$(MAKE) --no-print-directory --jobs=2 test-alerts test-others
+
+# Eight minutes, most of which it waits for alerts: beside the others.
+test-alerts:
+	$(VENV)/bin/python -m pytest --quiet tests/test_alerts_end_to_end.py
+
+test-others:
+	$(VENV)/bin/python -m pytest --ignore=tests/test_alerts_end_to_end.py
 
 test-fast: $(TOOLS) ## the tests without real verl runs
 	$(VENV)/bin/python -m pytest -m "not real_run"
