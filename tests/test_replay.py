@@ -25,7 +25,9 @@ from verl_prometheus.gpu.recorded import read_samples
 from verl_prometheus.phase_spans import PhaseSpan, phase_spans, step_seconds
 from verl_prometheus.replay_command import LONGEST_INTERVAL, SHIPPED_RULES, Alert, evaluate, interval, rule_files
 from verl_prometheus.rule_evaluation import Recording, evaluation_order
+from verl_prometheus.run import Call
 from verl_prometheus.run_log import Ending, LoggedRun, read
+from verl_prometheus.samples import REWARD, SAMPLES
 from verl_prometheus.virtual_scrapes import LEAD_SECONDS, VirtualRun
 
 Lines = Iterable[Mapping[str, Any]]
@@ -158,11 +160,13 @@ def test_a_journal_is_a_log(backend: Callable[..., PrometheusBackend], tmp_path:
     path = tmp_path / "journal.jsonl"
     one = backend(journal=str(path))
     for line in steps(5):
+        SAMPLES.add(REWARD, [0.0, 1.0])
         one.log(line["data"], line["step"])
     one.finish(exit_code=1)
     run = load(path)
     assert run.ending.how == "failed"
     assert run.step_at(math.inf) == 5
+    assert [sum(entry.samples[REWARD].counts) for entry in run.entries if isinstance(entry, Call)] == [2] * 5
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert load(path).ending.how == "killed"
 

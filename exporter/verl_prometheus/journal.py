@@ -110,11 +110,11 @@ def _call(content: Mapping[str, Any]) -> Call:
         keys=tuple(data),
         numbers=numbers,
         dropped=tuple(map(str, content.get("dropped", ()))),
-        samples=dict(_samples(content.get("samples", {}))),
+        samples=dict(samples(content.get("samples", {}))),
     )
 
 
-def _samples(content: Mapping[str, Any]) -> Iterator[tuple[str, Distribution]]:
+def samples(content: Mapping[str, Any]) -> Iterator[tuple[str, Distribution]]:
     """Those whose buckets are still what they were when the line was written."""
     for quantity, one in content.items():
         if quantity in BUCKETS and len(one["counts"]) == len(BUCKETS[quantity]) + 1:

@@ -155,7 +155,7 @@ class _Reader:
             before = self._now - seconds
             self._run.entries.append(self._attempt(before))
         self._run.spans += phase_spans(numbers, self._now, before)
-        self._run.entries.append(self._log.log(data, line["step"]))
+        self._run.entries.append(self._log.log(data, line["step"], dict(journal.samples(line.get("samples", {})))))
 
     def _add(self, entry: Entry, time: float) -> None:
         self._now = max(self._now, float(time))
