@@ -69,7 +69,10 @@ def train(
         "verl": {"static_configs": [{"targets": [run.url.removeprefix("http://")]}]},
     }
     if discover:
-        scrape["discovered"] = {"file_sd_configs": [{"files": [f"{run.targets}/*.json"], "refresh_interval": "1s"}]}
+        scrape["discovered"] = {
+            "file_sd_configs": [{"files": [f"{run.targets}/*.json"], "refresh_interval": "1s"}],
+            "params": {"job": ["discovered"]},  # so that the run's end waits for both jobs
+        }
     with Prometheus(bin_folder, folder / "prometheus", scrape, interval="100ms") as prometheus:
         status = run.watch()
         return Trained(

@@ -171,6 +171,13 @@ def test_everybody_who_scrapes_is_waited_for_and_a_visitor_is_not(server: Metric
     assert server.wait_for_scrapers(600)
 
 
+def test_jobs_of_one_prometheus_with_parameters_of_their_own_are_all_waited_for(server: MetricsServer) -> None:
+    for job in ("a", "b", "a", "b"):
+        get(f"{url(server)}/metrics?job={job}")
+    later(lambda: get(f"{url(server)}/metrics?job=a"))
+    assert not server.wait_for_scrapers(1)
+
+
 def test_a_client_that_hangs_up_or_says_nothing_harms_nobody(server: MetricsServer) -> None:
     idle = socket.create_connection(("127.0.0.1", server.port))
     rude = socket.create_connection(("127.0.0.1", server.port))

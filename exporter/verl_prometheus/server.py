@@ -43,7 +43,7 @@ class MetricsServer:
     ) -> None:
         protection = protection or Protection()
         self._scraped = threading.Condition()
-        self._scrapers: dict[tuple[str, str], _Scraper] = {}
+        self._scrapers: dict[_Client, _Scraper] = {}
         pages = {
             "/": lambda: ("text/html; charset=utf-8", page()),
             "/targets": lambda: ("application/json", targets()),
@@ -81,13 +81,26 @@ class MetricsServer:
         self._http.server_close()
         self._thread.join(timeout=5)
 
-    def scraped(self, client: tuple[str, str], began: float) -> None:
-        """A scrape of `client` (address, user agent) that began at that monotonic time was answered in full."""
+    def scrape_begins(self, client: _Client, began: float) -> None:
+        """`client` asks, at that monotonic time: from the first time on it is known."""
         with self._scraped:
-            times = self._scrapers[client].times + 1 if client in self._scrapers else 1
-            if len(self._scrapers) < SCRAPERS_KNOWN or client in self._scrapers:
-                self._scrapers[client] = _Scraper(began, times)
-            self._scraped.notify_all()
+            if len(self._scrapers) < SCRAPERS_KNOWN:
+                self._scrapers.setdefault(client, _Scraper(began, 0))
+
+    def scraped(self, client: _Client, began: float) -> None:
+        """A scrape of `client` that began at that monotonic time was answered in full."""
+        with self._scraped:
+            if client in self._scrapers:
+                self._scrapers[client] = _Scraper(began, self._scrapers[client].times + 1)
+                self._scraped.notify_all()
+
+
+class _Client(NamedTuple):
+    """Who scrapes. `path` tells the jobs of one Prometheus apart if their parameters differ."""
+
+    address: str
+    agent: str
+    path: str
 
 
 class _Scraper(NamedTuple):
@@ -157,8 +170,11 @@ def _handler(
                 self._refuse()
             elif path == "/metrics":
                 accept = self.headers.get("Accept", ""), self.headers.get("Accept-Encoding", "")
+                client = _Client(str(self.client_address[0]), self.headers.get("User-Agent", ""), self.path)
+                if self.command == "GET":
+                    server.scrape_begins(client, began)
                 if self._answer(path, lambda: exposition.render(*accept)) and self.command == "GET":
-                    server.scraped((str(self.client_address[0]), self.headers.get("User-Agent", "")), began)
+                    server.scraped(client, began)
             elif path in pages:
                 self._answer(path, lambda: _encoded(*pages[path]()))
             else:
