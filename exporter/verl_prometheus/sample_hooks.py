@@ -8,9 +8,8 @@ from types import ModuleType
 from typing import Any
 
 from verl_prometheus.phases import TRACKER
+from verl_prometheus.plugin import MARK
 from verl_prometheus.samples import LATENCY, RESPONSE_LENGTH, REWARD, SAMPLES
-
-MARK = "_verl_prometheus"  # on what is patched
 
 
 def patch_metrics(module: ModuleType) -> None:

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # usage: debian-prometheus.sh DIR SUITE...
 # Unpacks the Prometheus, promtool, Alertmanager and VictoriaMetrics of Debian suites into DIR/SUITE/bin: nothing is
-# installed, no service started, no root needed. Alertmanager is started as DIR/SUITE/bin/alertmanager: Debian's looks for
-# its templates where they would be installed, so it gets a view of the file system that has them there. bookworm has 2.42 and 0.25, the oldest that are supported, and
+# installed, no service started, no root needed. bookworm has 2.42 and 0.25, the oldest that are supported, and
 # VictoriaMetrics 1.79; forky has 3.5 and 0.33.
+# Start Alertmanager as DIR/SUITE/bin/alertmanager: Debian's looks for its templates where they would be installed, so it
+# gets a view of the file system that has them there.
 set -euo pipefail
 folder=$(mkdir -p "${1:?usage: debian-prometheus.sh DIR SUITE...}" && cd "$1" && pwd)
 shift
